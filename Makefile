@@ -1,0 +1,52 @@
+# Everything runs in .venv, which the first target that needs it makes from nothing and later ones reuse.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:  ## Show these targets.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints/cpu.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[all,dev]'
+	@touch $@
+
+.PHONY: setup
+setup: $(STAMP)  ## Make the virtual environment (done by the other targets when needed).
+
+.PHONY: demo
+demo: $(STAMP)  ## The whole flow on built-in data: a trained model, a table, a plot, a page.
+	HF_HUB_OFFLINE=1 $(BIN)/dexter demo --out demo
+
+.PHONY: test
+test: $(STAMP)  ## All tests but the slow ones.
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m 'not slow'
+
+.PHONY: test-all
+test-all: $(STAMP)  ## Every test.
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+.PHONY: check
+check: $(STAMP)  ## Lint, types, and the tests of the architecture.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+.PHONY: format
+format: $(STAMP)  ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: $(STAMP)  ## The benchmark of the losses (the others: see bench/README.md).
+	$(BIN)/python bench/losses.py
+
+.PHONY: clean
+clean:  ## Remove the virtual environment and everything made.
+	rm -rf $(VENV) demo runs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,42 @@
+"""dexter: dual encoders for extreme multi-label classification.
+
+The public names are imported on first use, so that `import dexter` is instant and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dexter.data import Dataset as Dataset
+    from dexter.data.formats import load_dataset as load_dataset
+    from dexter.evaluation import Report as Report
+    from dexter.evaluation import evaluate as evaluate
+    from dexter.predictor import Prediction as Prediction
+    from dexter.predictor import Predictor as Predictor
+    from dexter.training import train as train
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Dataset": "dexter.data",
+    "Prediction": "dexter.predictor",
+    "Predictor": "dexter.predictor",
+    "Report": "dexter.evaluation",
+    "evaluate": "dexter.evaluation",
+    "load_dataset": "dexter.data.formats",
+    "train": "dexter.training",
+}
+
+__all__ = ["Dataset", "Prediction", "Predictor", "Report", "evaluate", "load_dataset", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'dexter' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

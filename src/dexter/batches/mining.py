@@ -1,0 +1,134 @@
+"""Hard negatives: labels that score high for a query and are not among its positives.
+
+`mine_hard_negatives` makes a shortlist per query, once per refresh. `draw_hard_negatives` picks the few that a step
+uses. Draws are a function of the seed, the query and the epoch: there is no state to keep or to save.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dexter.errors import UsageError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+    from torch import Tensor
+
+PAIRS_AT_ONCE = 16_384
+"""Positive pairs scored at a time."""
+
+
+def mine_hard_negatives(
+    queries_ND: Tensor | np.ndarray,
+    labels_LD: Tensor | np.ndarray,
+    relevance: csr_matrix,
+    *,
+    num_negatives: int,
+    margin: float | None = None,
+    memory_budget: int = 256 * 2**20,
+    progress: bool = False,
+) -> np.ndarray:
+    """The highest scoring labels of each query that are not relevant to it, found by exact search.
+
+    Args:
+        queries_ND: one vector per query.
+        labels_LD: one vector per label.
+        relevance: queries x labels; stored entries are positives and never returned.
+        num_negatives: shortlist length, |H|. With eta draws per step and a refresh every r epochs, eta * r lets every
+            one be drawn once.
+        margin: guard against positives that are missing from the data. A label is left out when it scores above the
+            query's best positive by more than this: score > max over positives + margin. The next best label takes its
+            place. Queries without positives are not guarded. None: no guard.
+        memory_budget: bytes for the scores held at a time.
+        progress: show a progress bar.
+
+    Returns:
+        int32, queries x num_negatives, best first; -1 where there are fewer.
+    """
+    from dexter.index.exact import search
+
+    ceiling = None
+    if margin is not None:
+        ceiling = best_positive_scores(queries_ND, labels_LD, relevance) + np.float32(margin)
+        ceiling[np.diff(relevance.indptr) == 0] = np.inf
+    found = search(
+        queries_ND,
+        labels_LD,
+        num_negatives,
+        memory_budget=memory_budget,
+        exclude=relevance,
+        ceiling=ceiling,
+        progress=progress,
+    )
+    return found.ids.astype(np.int32)
+
+
+def best_positive_scores(
+    queries_ND: Tensor | np.ndarray, labels_LD: Tensor | np.ndarray, relevance: csr_matrix
+) -> np.ndarray:
+    """The score of each query's best positive, float32; minus infinity for queries without positives."""
+    import torch
+
+    queries_ND, labels_LD = torch.as_tensor(queries_ND), torch.as_tensor(labels_LD)
+    pair_rows = torch.from_numpy(np.repeat(np.arange(relevance.shape[0]), np.diff(relevance.indptr)))
+    pair_columns = torch.from_numpy(relevance.indices.astype(np.int64))
+    best = torch.full((relevance.shape[0],), -torch.inf)
+    for start in range(0, len(pair_rows), PAIRS_AT_ONCE):
+        rows, columns = pair_rows[start : start + PAIRS_AT_ONCE], pair_columns[start : start + PAIRS_AT_ONCE]
+        queries = queries_ND[rows.to(queries_ND.device)].to(labels_LD.device, torch.float32)
+        scores = torch.einsum("pd,pd->p", queries, labels_LD[columns.to(labels_LD.device)].to(torch.float32))
+        best.scatter_reduce_(0, rows, scores.detach().cpu(), reduce="amax")
+    result: np.ndarray = best.numpy()
+    return result
+
+
+def draw_hard_negatives(
+    shortlist: np.ndarray, rows: np.ndarray, num_draws: int, *, epoch: int, refreshed_at: int, seed: int
+) -> np.ndarray:
+    """The hard negatives of a step: `num_draws` of each query's shortlist, without replacement between refreshes.
+
+    Each query's shortlist is put in a random order of its own, and the epochs since the refresh take successive parts
+    of it. When fewer than `num_draws` are left, a new order begins. Queries with short shortlists have their gaps in
+    the last parts.
+
+    Args:
+        shortlist: queries x |H| label ids, -1 where there is none (see `mine_hard_negatives`).
+        rows: the queries of the step.
+        num_draws: labels per query, eta.
+        epoch: the current epoch.
+        refreshed_at: the epoch in which the shortlist was made.
+        seed: of the orders.
+
+    Returns:
+        len(rows) x min(num_draws, |H|) label ids; -1 where there is none.
+    """
+    if epoch < refreshed_at or num_draws < 0:
+        raise UsageError(
+            f"hard negatives need epoch >= refreshed_at and num_draws >= 0: got {epoch}, {refreshed_at}, {num_draws}"
+        )
+    num_draws = min(num_draws, shortlist.shape[1])
+    parts_per_order = shortlist.shape[1] // num_draws if num_draws else 1
+    order_number, part = divmod(epoch - refreshed_at, parts_per_order)
+    candidates = shortlist[rows]
+    ranks = _hash(seed, refreshed_at, order_number, rows=rows, width=shortlist.shape[1])
+    ranks[candidates < 0] = np.iinfo(np.uint64).max
+    order = np.argsort(ranks, axis=1, kind="stable")[:, part * num_draws : (part + 1) * num_draws]
+    return np.take_along_axis(candidates, order, axis=1)
+
+
+def _hash(*numbers: int, rows: np.ndarray, width: int) -> np.ndarray:
+    """len(rows) x width random numbers that depend on the numbers, the row and the place alone."""
+    start = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
+    with np.errstate(over="ignore"):
+        streams = _mix(np.asarray(rows, dtype=np.uint64) + start)
+        return _mix(streams[:, None] + np.arange(width, dtype=np.uint64))
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """The output function of the SplitMix64 generator: neighbouring integers become unrelated ones."""
+    values = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(values ^ (values >> np.uint64(31)))

@@ -1,0 +1,324 @@
+"""Every knob of a run: frozen dataclasses, one per stage, read from TOML and written back with the run.
+
+A recipe is a TOML file that holds differences from the defaults below; `--set train.epochs=5` is one more difference.
+Unknown keys are errors that name the nearest known key. A number given as 0 where the text says "0: chosen from the
+data" is filled in by `dexter.training.presets`, printed, and saved with the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from dexter.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Text to vector."""
+
+    kind: Literal["static", "transformer"] = "static"
+    """`static`: a table of token vectors and a weighted mean, for CPUs; `transformer`: any Hugging Face encoder."""
+    pretrained: str = "minilm"
+    """Where weights come from: `minilm` (the packaged model), a folder, a hub name, or `none` (static encoder only)."""
+    dimension: int = 0
+    """Size of an embedding; 0: the pretrained size (static without pretrained weights: 256)."""
+    normalize: bool = True
+    """Whether embeddings have unit length."""
+    max_length_query: int = 192
+    """Tokens kept of a query."""
+    max_length_label: int = 32
+    """Tokens kept of a label text."""
+    query_prefix: str = ""
+    """Text put before every query (transformer)."""
+    label_prefix: str = ""
+    """Text put before every label text (transformer)."""
+    pooling: Literal["mean", "cls"] = "mean"
+    """How a transformer's token vectors become one."""
+    dropout: float = 0.0
+    """Dropout inside a transformer; share of query tokens left out at random in the static encoder's training."""
+    words: int = 100_000
+    """Static: at most this many whole words of the training texts get a vector beside the pretrained word pieces."""
+    word_min_count: int = 2
+    """Static: a word of the queries needs this many training queries to get a vector (words of labels always do)."""
+    ngrams: int = 1
+    """Static: the longest run of neighbouring tokens that gets a (hashed) vector of its own; 1: single tokens only."""
+    ngram_buckets: int = 200_000
+    """Static: number of hashed vectors that n-grams share."""
+    label_vectors: bool = False
+    """Static: each label text also has a vector of its own, so that labels that share all words can differ."""
+    positions: bool = True
+    """Static: learn how much a token counts by its position in the query (titles come first)."""
+    hidden: int = 0
+    """Static: width of a residual layer after the mean; 0: none."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_length_query > 0 and self.max_length_label > 0, "encoder.max_length_*", "above 0")
+        _require(0.0 <= self.dropout < 1.0, "encoder.dropout", "at least 0 and below 1")
+        _require(self.ngrams >= 1, "encoder.ngrams", "1 or more")
+        _require(self.ngram_buckets > 0, "encoder.ngram_buckets", "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Which queries meet which labels in a step."""
+
+    size: int = 0
+    """Queries per step; 0: chosen from the data."""
+    pool: Literal["all", "in-batch"] = "all"
+    """Labels of a step: every label, or the positives of the batch's queries."""
+    sample_positives: int = 0
+    """Positives drawn per query and step; the others are left out of its loss. 0: all of them."""
+
+    def __post_init__(self) -> None:
+        _require(self.size >= 0, "batch.size", "0 or more")
+        _require(self.sample_positives >= 0, "batch.sample_positives", "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is minimised."""
+
+    name: Literal["softmax", "decoupled_softmax", "soft_topk", "psl", "bce", "triplet"] = "decoupled_softmax"
+    """The loss function, by its name in `dexter.losses`."""
+    temperature: float = 0.05
+    """Scores are dot products divided by this."""
+    reduction: Literal["pal-n", "pal"] = "pal-n"
+    """softmax and psl: mean or sum over the positives of a query."""
+    balance: float = 0.5
+    """psl: weight of query-to-label against label-to-query."""
+    k: int = 5
+    """soft_topk: the number of labels that the probabilities of a query sum to."""
+    alpha: float = 2.0
+    """soft_topk: sharpness of the sigmoid."""
+    margin: float = 0.3
+    """triplet: how far a positive must stand above a negative."""
+    num_negatives: int = 10
+    """triplet: hardest negatives per query."""
+    learn_scale: bool = False
+    """bce: learn one scale and one bias for all scores (SigLIP)."""
+    prior: bool = False
+    """Learn a bias per label, started from its log frequency, that joins the scores."""
+    memory_megabytes: int = 256
+    """Room for score blocks; batch x labels never exists in memory."""
+    skip_below: float = 0.0
+    """Leave out gradient blocks whose largest weight is below this; 0: exact."""
+
+    def __post_init__(self) -> None:
+        _require(self.temperature > 0, "loss.temperature", "above 0")
+        _require(0.0 <= self.balance <= 1.0, "loss.balance", "between 0 and 1")
+        _require(self.k > 0, "loss.k", "above 0")
+        _require(self.memory_megabytes > 0, "loss.memory_megabytes", "above 0")
+        _require(self.skip_below >= 0, "loss.skip_below", "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The loop."""
+
+    epochs: int = 3
+    """Passes over the training queries."""
+    learning_rate: float = 0.0
+    """Peak learning rate of the encoder; 0: chosen for the encoder."""
+    weights_learning_rate: float = 0.0
+    """Peak learning rate of the static encoder's token and position weights; 0: chosen from the encoder's."""
+    prior_learning_rate: float = 0.02
+    """Peak learning rate of the per-label bias and of the scale and bias of bce."""
+    weight_decay: float = 0.0
+    """AdamW's decay of matrices; vectors and biases are never decayed."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises; it then falls linearly to zero."""
+    gradient_clip: float = 0.0
+    """Largest norm of the gradient; 0: no limit."""
+    label_backward: float = 0.0
+    """Labels whose gradient norm is below this share of the largest are left out of the backward pass; 0: none."""
+    label_refresh: int = 1
+    """Labels that no query of the batch needs are re-encoded every so many steps; 1: every step."""
+    tokens_per_micro_batch: int = 0
+    """Tokens encoded at once; 0: chosen for the device."""
+    device: str = "auto"
+    """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
+    threads: int = 0
+    """CPU threads; 0: as many as the process may use."""
+    checkpoint_minutes: float = 5.0
+    """Minutes between checkpoints; one is also written at every validation."""
+    checkpoint_steps: int = 0
+    """Steps between checkpoints, beside the minutes; 0: none."""
+
+    def __post_init__(self) -> None:
+        _require(self.epochs > 0, "train.epochs", "above 0")
+        _require(self.learning_rate >= 0, "train.learning_rate", "0 or more")
+        _require(0 <= self.warmup <= 1, "train.warmup", "between 0 and 1")
+        _require(0 <= self.label_backward < 1, "train.label_backward", "at least 0 and below 1")
+        _require(self.label_refresh >= 1, "train.label_refresh", "1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """How the best model is chosen: on queries held out of training, never on the test split."""
+
+    fraction: float = 0.05
+    """Share of the training queries held out; 0: none, the last model is kept."""
+    maximum: int = 5_000
+    """At most this many queries are held out."""
+    metric: str = "P@1"
+    """What the best model has most of."""
+    every_epochs: float = 1.0
+    """Epochs between validations."""
+    patience: int = 0
+    """Stop after so many validations without a better value; 0: never."""
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.fraction < 1.0, "validation.fraction", "at least 0 and below 1")
+        _require(self.every_epochs > 0, "validation.every_epochs", "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    recipe: str = "dexml"
+    """The recipe this configuration started from."""
+    seed: int = 0
+    """Fixes every random choice."""
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    """Text to vector."""
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    """Which queries meet which labels in a step."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """What is minimised."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """The loop."""
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    """How the best model is chosen."""
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with the package."""
+    folder = resources.files("dexter") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_config(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
+    """A configuration from a recipe's name or TOML file, with dotted overrides on top."""
+    values = _read_recipe(recipe)
+    for key, value in (overrides or {}).items():
+        _assign(values, key, value)
+    return config_from_dict(values)
+
+
+def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
+    """Turn `a.b=c` texts of the command line into overrides; values are TOML, anything else is taken as text."""
+    overrides: dict[str, Any] = {}
+    for assignment in assignments:
+        key, separator, text = assignment.partition("=")
+        if not separator or not key.strip():
+            raise UsageError(f"--set {assignment!r}: expected KEY=VALUE, such as --set train.epochs=5")
+        try:
+            overrides[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            overrides[key.strip()] = text
+    return overrides
+
+
+def config_from_dict(values: Mapping[str, Any]) -> Config:
+    """Check names and types of a nested mapping and build the configuration."""
+    return typing.cast(Config, _build(Config, values, ""))
+
+
+def config_to_toml(config: Config) -> str:
+    """The whole configuration as TOML."""
+    import tomli_w
+
+    return tomli_w.dumps(dataclasses.asdict(config))
+
+
+def _read_recipe(recipe: str | Path) -> dict[str, Any]:
+    path = Path(recipe)
+    if path.suffix == ".toml" or path.exists():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"--recipe {recipe}: cannot be read ({error.__class__.__name__}): give a TOML file"
+            ) from None
+        name = path.stem
+    elif str(recipe) in recipe_names():
+        text = (resources.files("dexter") / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
+        name = str(recipe)
+    else:
+        raise UsageError(
+            f"unknown recipe {str(recipe)!r}{_nearest(str(recipe), recipe_names())}: "
+            f"choose one of {', '.join(recipe_names())} or give a TOML file"
+        )
+    try:
+        return {"recipe": name} | tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{recipe}: not valid TOML: {error}") from None
+
+
+def _assign(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise UsageError(f"{key}: {parent!r} is a value, not a section")
+    values[last] = value
+
+
+def _build(kind: type, values: Mapping[str, Any], prefix: str) -> Any:
+    known = {entry.name: entry for entry in fields(kind)}
+    hints = typing.get_type_hints(kind)
+    built: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UsageError(f"unknown setting {prefix + key!r}{_nearest(prefix + key, [*known, *_all_keys()])}")
+        if is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise UsageError(f"{prefix + key}: expected a section, got {value!r}")
+            built[key] = _build(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+        else:
+            built[key] = _checked(value, hints[key], prefix + key)
+    return kind(**built)
+
+
+def _checked(value: Any, hint: Any, key: str) -> Any:
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise UsageError(f"{key}: expected one of {', '.join(map(str, choices))}, got {value!r}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise UsageError(f"{key}: expected {hint.__name__}, got {value!r}")
+    return value
+
+
+def _all_keys(kind: type = Config, prefix: str = "") -> list[str]:
+    hints = typing.get_type_hints(kind)
+    keys = []
+    for entry in fields(kind):
+        nested = is_dataclass(hints[entry.name])
+        keys += _all_keys(hints[entry.name], f"{prefix}{entry.name}.") if nested else [prefix + entry.name]
+    return keys
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    by_last = {key.rpartition(".")[2]: key for key in known}
+    match = difflib.get_close_matches(name, known, 1, 0.5)
+    match = match or [by_last[last] for last in difflib.get_close_matches(name.rpartition(".")[2], by_last, 1, 0.5)]
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def _require(condition: bool, key: str, expectation: str) -> None:
+    if not condition:
+        raise UsageError(f"{key} must be {expectation}")

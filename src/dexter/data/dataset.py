@@ -1,0 +1,150 @@
+"""What a data set is: query texts, label texts and ids, and who is relevant to whom. Checked once, then immutable.
+
+Relevance is a CSR matrix of queries x labels whose values are graded weights (1 where nothing else was given). Filter
+pairs are the (query, label) pairs that must not be predicted, such as an item recommending itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from dexter.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Queries of one split with their relevant labels."""
+
+    texts: Sequence[str]
+    """One text per query."""
+    uids: Sequence[str]
+    """One identifier per query, unique within the split."""
+    relevance: csr_matrix
+    """Queries x labels; a stored value is the weight of a relevant pair."""
+    filtered: csr_matrix | None = None
+    """Queries x labels; a stored value marks a pair that is removed from predictions before scoring."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "texts", tuple(self.texts))
+        object.__setattr__(self, "uids", tuple(self.uids))
+        object.__setattr__(self, "relevance", _frozen_csr(self.relevance))
+        if self.filtered is not None:
+            object.__setattr__(self, "filtered", _frozen_csr(self.filtered))
+        num_queries = len(self.texts)
+        if len(self.uids) != num_queries or self.relevance.shape[0] != num_queries:
+            raise DataError(
+                f"a split needs one uid and one relevance row per text: got {num_queries} texts, {len(self.uids)} uids, "
+                f"{self.relevance.shape[0]} rows"
+            )
+        if self.filtered is not None and self.filtered.shape != self.relevance.shape:
+            raise DataError(f"filter pairs have shape {self.filtered.shape}, relevance {self.relevance.shape}: they must agree")
+        values = self.relevance.data
+        if values.size and not (np.isfinite(values).all() and (values > 0).all()):
+            raise DataError("relevance weights must be finite and above zero: leave irrelevant labels out instead")
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def num_labels(self) -> int:
+        """Number of label columns."""
+        return int(self.relevance.shape[1])
+
+    def select(self, rows: Sequence[int] | np.ndarray) -> Split:
+        """The same split with only the given rows, in that order."""
+        rows = np.asarray(rows, dtype=np.int64)
+        return Split(
+            texts=[self.texts[row] for row in rows],
+            uids=[self.uids[row] for row in rows],
+            relevance=self.relevance[rows],
+            filtered=None if self.filtered is None else self.filtered[rows],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labels and the splits that refer to them."""
+
+    name: str
+    """A short name, used in reports."""
+    label_texts: Sequence[str]
+    """One text per label, in column order."""
+    label_ids: Sequence[str]
+    """One string identifier per label, unique, in column order."""
+    train: Split
+    """The queries to learn from."""
+    test: Split | None = None
+    """The queries to score on; nothing is ever chosen by them."""
+    source: Mapping[str, str] = field(default_factory=dict)
+    """Where it came from: the format it was read as and the SHA-256 of each file."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label_texts", tuple(self.label_texts))
+        object.__setattr__(self, "label_ids", tuple(self.label_ids))
+        if len(self.label_ids) != len(self.label_texts):
+            raise DataError(f"got {len(self.label_ids)} label ids for {len(self.label_texts)} label texts: one each is needed")
+        if len(set(self.label_ids)) != len(self.label_ids):
+            raise DataError("label ids must be unique")
+        for split_name, split in self.splits.items():
+            if split.num_labels != self.num_labels:
+                raise DataError(f"the {split_name} split refers to {split.num_labels} labels, the data set has {self.num_labels}")
+
+    @property
+    def num_labels(self) -> int:
+        """Number of labels."""
+        return len(self.label_texts)
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits that are present, by name."""
+        return {"train": self.train} | ({"test": self.test} if self.test is not None else {})
+
+    @cached_property
+    def label_counts(self) -> np.ndarray:
+        """Number of training queries of each label."""
+        return np.bincount(self.train.relevance.indices, minlength=self.num_labels)
+
+    def carve_validation(self, fraction: float = 0.1, *, seed: int = 0, maximum: int | None = None) -> tuple[Split, Split]:
+        """Split the training queries in (train, validation) by a seeded hash of their uids; the test split is never read.
+
+        The choice depends on the uid and the seed alone, so that it survives reordering and added rows.
+        """
+        if not 0.0 < fraction < 1.0:
+            raise DataError(f"a validation fraction must lie between 0 and 1, got {fraction}")
+        keys = np.array([_hash_fraction(f"{seed}:{uid}") for uid in self.train.uids])
+        chosen = np.flatnonzero(keys < fraction)
+        if maximum is not None and len(chosen) > maximum:
+            chosen = np.sort(chosen[np.argsort(keys[chosen], kind="stable")[:maximum]])
+        rest = np.setdiff1d(np.arange(len(self.train)), chosen, assume_unique=True)
+        if not len(chosen) or not len(rest):
+            raise DataError(
+                f"{len(self.train)} training queries are too few to hold out {fraction:.0%} for validation: "
+                "add data or raise the fraction"
+            )
+        return self.train.select(rest), self.train.select(chosen)
+
+    def with_train(self, train: Split) -> Dataset:
+        """The same data set with another training split."""
+        return replace(self, train=train)
+
+
+def _hash_fraction(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") / 2.0**64
+
+
+def _frozen_csr(matrix: csr_matrix) -> csr_matrix:
+    """A float32 CSR copy in canonical form whose arrays cannot be written to."""
+    frozen = csr_matrix(matrix, dtype=np.float32, copy=True)
+    frozen.sum_duplicates()
+    frozen.sort_indices()
+    frozen.check_format(full_check=True)
+    for array in (frozen.data, frozen.indices, frozen.indptr):
+        array.setflags(write=False)
+    return frozen

@@ -1,0 +1,139 @@
+"""Which columns of a table hold texts, labels and ids, and what separates two labels: guesses, to be announced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from dexter.data.formats.reading import TableOptions
+from dexter.errors import DataError
+
+Cell = str | list[str] | None
+
+SEPARATORS = ("|", ";", ",", " ")
+"""Tried in this order, when reading and when writing."""
+_TEXT_NAMES = ("text", "query", "document", "sentence", "content", "body", "abstract", "description", "title", "name")
+_TITLE_PARTNERS = ("text", "content", "body", "abstract", "description")
+_LABEL_NAMES = (
+    "labels", "label", "tags", "tag", "subjects", "keywords", "categories", "category", "classes", "class", "topics",
+    "targets",
+)  # fmt: skip
+_ID_NAMES = ("uid", "id", "document_id", "doc_id", "label_id", "uri")
+_WEIGHT_NAMES = ("weights",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Positions of the columns that matter."""
+
+    text: tuple[int, ...]
+    """Joined by a space."""
+    labels: int
+    uid: int | None
+    weights: int | None
+
+    @property
+    def used(self) -> list[int]:
+        """The positions to read."""
+        return [position for position in (*self.text, self.labels, self.uid, self.weights) if position is not None]
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Which column is what, for an announcement."""
+        said = ["text from " + " + ".join(repr(names[position]) for position in self.text)]
+        for what, position in (("labels", self.labels), ("ids", self.uid), ("weights", self.weights)):
+            if position is not None:
+                said.append(f"{what} from {names[position]!r}")
+        return ", ".join(said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFileColumns:
+    """Positions of the columns that matter in a file of labels."""
+
+    text: int
+    uid: int
+
+
+def choose_columns(names: Sequence[str], options: TableOptions, *, path: Path) -> Columns:
+    """The columns the options name, or else those with a usual name."""
+    lowered = [name.strip().lower() for name in names]
+    labels = _first(lowered, _LABEL_NAMES)
+    if options.label_column is not None:
+        labels = _position(names, options.label_column, path=path)
+    if labels is None:
+        raise _missing(path, "column of labels", names, "name it with label_column (usual: labels, tags)")
+    text = _guess_text(lowered, taken=labels)
+    if options.text_column is not None:
+        text = _named_text(names, options.text_column, path=path)
+    if not text:
+        raise _missing(path, "text column", names, "name it with text_column (usual: text, title)")
+    return Columns(text=text, labels=labels, uid=_first(lowered, _ID_NAMES), weights=_first(lowered, _WEIGHT_NAMES))
+
+
+def choose_label_file_columns(names: Sequence[str], *, path: Path) -> LabelFileColumns:
+    """The id and text columns of a file of labels; with one column, it is both."""
+    lowered = [name.strip().lower() for name in names]
+    uid = _first(lowered, (*_ID_NAMES, "label", "name"))
+    if uid is None:
+        raise _missing(path, "column of label ids", names, "call it uid or id")
+    text = _first(lowered, [name for name in ("text", "label", "title", "name", "description") if name != lowered[uid]])
+    return LabelFileColumns(text=uid if text is None else text, uid=uid)
+
+
+def choose_separator(cells: Iterable[Cell], known: Set[str] | None) -> str | None:
+    """What separates labels in some sample cells; None when each cell is one label.
+
+    Where the labels are known, it is one that makes every part a known label, if possible one that no label contains.
+    Else it is the first of `SEPARATORS` that occurs, other than a space, which may well belong to a label.
+    """
+    samples = [cell for cell in cells if isinstance(cell, str) and cell]
+    used = [separator for separator in SEPARATORS if any(separator in cell for cell in samples)]
+    if known is not None:
+        fitting = [one for one in SEPARATORS if all(set(split_cell(cell, one, known)) <= known for cell in samples)]
+        within = {one for one in fitting if any(one in label for label in known)}
+        if fitting:
+            return min(fitting, key=lambda one: (one in within, one not in used))
+    return next((separator for separator in used if separator != " "), None)
+
+
+def split_cell(cell: Cell, separator: str | None, known: Set[str] | None) -> list[str]:
+    """The labels of a cell. A cell that is one known label stays whole, and a known label keeps the space around it."""
+    if not cell:
+        return []
+    exact: Set[str] = known if known is not None else frozenset()
+    if isinstance(cell, str):
+        cell = [cell] if separator is None or cell in exact else cell.split(separator)
+    labels = [part if part in exact else part.strip() for part in cell]
+    return [label for label in labels if label]
+
+
+def _first(lowered: Sequence[str], candidates: Iterable[str]) -> int | None:
+    return next((lowered.index(name) for name in candidates if name in lowered), None)
+
+
+def _guess_text(lowered: Sequence[str], *, taken: int) -> tuple[int, ...]:
+    free = [name if position != taken else "" for position, name in enumerate(lowered)]
+    title, partner = _first(free, ["title"]), _first(free, _TITLE_PARTNERS)
+    if title is not None and partner is not None:
+        return (title, partner)
+    single = _first(free, _TEXT_NAMES)
+    return () if single is None else (single,)
+
+
+def _named_text(names: Sequence[str], given: str, *, path: Path) -> tuple[int, ...]:
+    if given in names:
+        return (names.index(given),)
+    return tuple(_position(names, name, path=path) for name in given.split("+"))
+
+
+def _position(names: Sequence[str], name: str, *, path: Path) -> int:
+    if name not in names:
+        raise _missing(path, f"column {name!r}", names, "give one of these")
+    return names.index(name)
+
+
+def _missing(path: Path, what: str, names: Sequence[str], advice: str) -> DataError:
+    shown = ", ".join(repr(name[:40]) for name in names[:20])
+    more = f", ... ({len(names)} columns)" if len(names) > 20 else ""
+    return DataError(f"no {what} among {shown}{more}: {advice}", path=path, line=1)

@@ -1,0 +1,202 @@
+"""The classifier table Psi: one learned vector per label, of which a step touches the rows of its label pool.
+
+A lookup gives float32 rows whatever the storage. Its gradient is float32 too and sparse over rows; it arrives in
+`weight.grad` in the ordinary way, for a row-sparse optimiser to consume. Nothing of the size of the table is made in a
+step. Also here: where rows start (`centroids`, `starting_rows`), and two ways to join them with the dual encoder's
+label vectors in a search over labels of which some were never trained (`unify_by_scaling`, `unify_by_neighbours`).
+
+Shapes: L labels, M labels of a pool, N queries, D dimensions of the dual encoder, C of the classifier.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from dexter.errors import UsageError
+from dexter.index import search
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ClassifierTable(nn.Module):
+    """One row per label; zero until `initialise` or training says otherwise.
+
+    Args:
+        num_labels: rows.
+        dimension: width of a row, that of the classifier head.
+        storage: "float32", or "bfloat16" for half the memory; then train with an optimiser that rounds stochastically.
+        dropout: share of a looked-up row's elements that are dropped in training mode, the others scaled up.
+    """
+
+    def __init__(
+        self,
+        num_labels: int,
+        dimension: int,
+        *,
+        storage: Literal["float32", "bfloat16"] = "float32",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if storage not in _DTYPES:
+            raise UsageError(f"classifier storage is {storage!r}: expected one of {', '.join(_DTYPES)}")
+        if not 0 <= dropout < 1:
+            raise UsageError(f"classifier dropout is {dropout}: expected 0 or more and less than 1")
+        self.dropout = dropout
+        self.weight = nn.Parameter(torch.zeros(num_labels, dimension, dtype=_DTYPES[storage]))
+
+    @torch.no_grad()
+    def initialise(self, vectors_LC: Tensor) -> None:
+        """Set every row, rounded to nearest where the storage is narrower."""
+        if vectors_LC.shape != self.weight.shape:
+            raise UsageError(
+                f"classifier rows of shape {tuple(vectors_LC.shape)} do not fit a table of {tuple(self.weight.shape)}: "
+                "expected labels x dimensions of the classifier head"
+            )
+        self.weight.copy_(vectors_LC)
+
+    def rows(self, labels_M: Tensor | None = None) -> Tensor:
+        """Rows of some labels (all, in order, if left out) as float32: [M, C], differentiable in `weight`.
+
+        A label may be named several times, and lookups may be repeated within a step: gradients add up.
+        """
+        # Set here rather than once, because a copy of a module forgets it.
+        self.weight.grad_dtype = torch.float32
+        rows_MC: Tensor = _Lookup.apply(self.weight, labels_M)  # type: ignore[no-untyped-call]
+        return functional.dropout(rows_MC, self.dropout, self.training)
+
+    @torch.no_grad()
+    def search_rows(self, counts_L: NDArray[np.integer], fallback_LC: Tensor | None = None) -> Tensor:
+        """Rows to search among: unit length, so that a product with a unit query is a cosine: [L, C] float32.
+
+        Labels without training queries (count 0) have no useful row: they take that of `fallback_LC`, made unit length
+        too, or zeros if it is left out.
+        """
+        rows_LC = functional.normalize(self.weight.float(), dim=1)
+        unseen_L1 = ~_seen(counts_L, rows_LC)[:, None]
+        if fallback_LC is None:
+            return rows_LC.masked_fill_(unseen_L1, 0.0)
+        return torch.where(unseen_L1, functional.normalize(fallback_LC.to(rows_LC), dim=1), rows_LC)
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table as float32, with a gradient that is sparse over rows and float32 as well."""
+
+    @staticmethod
+    def forward(ctx: Any, table_LC: Tensor, labels_M: Tensor | None) -> Tensor:
+        ctx.save_for_backward(labels_M)
+        ctx.shape = table_LC.shape
+        # All rows of a float32 table are the table itself: no copy.
+        chosen_MC = table_LC if labels_M is None else table_LC.index_select(0, labels_M)
+        return chosen_MC.float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients_MC: Tensor) -> tuple[Tensor, None]:
+        (labels_M,) = ctx.saved_tensors
+        if labels_M is None:
+            labels_M = torch.arange(ctx.shape[0], device=gradients_MC.device)
+        sparse = torch.sparse_coo_tensor(labels_M.long()[None], gradients_MC, ctx.shape, check_invariants=False)
+        return sparse, None
+
+
+def centroids(query_vectors_ND: Tensor, relevance: csr_matrix) -> Tensor:
+    """The mean vector of each label's training queries, weighted by relevance: [L, D]; zeros for a label without any.
+
+    Args:
+        query_vectors_ND: one vector per training query.
+        relevance: queries x labels; stored values are weights.
+    """
+    if relevance.shape[0] != len(query_vectors_ND):
+        raise UsageError(
+            f"centroids need one vector per query: got {len(query_vectors_ND)} vectors for {relevance.shape[0]} queries"
+        )
+    # Transposing a CSR matrix is free, and the product walks the queries once, in order.
+    pairs = relevance.astype(np.float32).T
+    sums_LD = pairs @ query_vectors_ND.detach().float().cpu().numpy()
+    totals_L1 = np.asarray(pairs.sum(axis=1), dtype=np.float32).reshape(-1, 1)
+    np.divide(sums_LD, totals_L1, out=sums_LD, where=totals_L1 > 0)
+    return torch.from_numpy(sums_LD).to(query_vectors_ND.device)
+
+
+def starting_rows(label_vectors_LC: Tensor, query_vectors_NC: Tensor, relevance: csr_matrix) -> Tensor:
+    """Where classifier rows start: the direction of the label's text plus that of its training queries' centroid.
+
+    Both sides are what the classifier head makes of the encoder's representations, since rows are scored against its
+    queries. A label without training queries starts at its text alone.
+    """
+    middle_LC = centroids(query_vectors_NC, relevance).to(label_vectors_LC)
+    return functional.normalize(label_vectors_LC, dim=1) + functional.normalize(middle_LC, dim=1)
+
+
+def unify_by_scaling(dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer], *, scale: float = 2.0) -> Tensor:
+    """Label vectors of the unified search, unseen labels by their dual half alone: [L, D + C].
+
+    A query is [unit dual vector; unit classifier vector], so a trained label scores the sum of two cosines. The
+    classifier half of a query lies in a space of its own, in which a label's dual vector means nothing: for an unseen
+    label that half is zero, and the dual half is scaled to make up for it. At 2 its score has the range of the sum, as
+    if the classifier always agreed with the dual encoder. Where the classifier's cosines run lower than the dual
+    encoder's, 2 favours unseen labels; the mean sum over the mean dual cosine of relevant pairs is then fair.
+
+    Args:
+        dual_LD: the dual encoder's vectors of all labels.
+        rows_LC: the classifier's rows of all labels; those of unseen labels are not looked at.
+        counts_L: training queries of each label; unseen labels have none.
+        scale: of the dual half of unseen labels.
+    """
+    seen_L1 = _seen(counts_L, dual_LD)[:, None]
+    dual_LD = functional.normalize(dual_LD, dim=1) * torch.where(seen_L1, 1.0, scale)
+    rows_LC = functional.normalize(rows_LC.to(dual_LD), dim=1).masked_fill(~seen_L1, 0.0)
+    return torch.cat([dual_LD, rows_LC], dim=1)
+
+
+def unify_by_neighbours(
+    dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer], *, num_neighbours: int = 10
+) -> Tensor:
+    """Label vectors of the unified search, unseen labels with rows borrowed from similar ones: [L, D + C].
+
+    Every label then scores the sum of two cosines. The arguments are those of `borrow_rows`.
+    """
+    borrowed_LC = borrow_rows(dual_LD, rows_LC, counts_L, num_neighbours=num_neighbours)
+    return torch.cat([functional.normalize(dual_LD, dim=1), borrowed_LC], dim=1)
+
+
+@torch.no_grad()
+def borrow_rows(dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer], *, num_neighbours: int = 10) -> Tensor:
+    """Unit rows of all labels, that of an unseen label made from its nearest seen labels: [L, C].
+
+    It is the mean of the unit rows of the `num_neighbours` seen labels with the largest dual cosine, made unit length.
+    Where nothing was seen, rows of unseen labels are zero.
+
+    Args:
+        dual_LD: the dual encoder's vectors of all labels.
+        rows_LC: the classifier's rows of all labels; those of unseen labels are not looked at.
+        counts_L: training queries of each label; unseen labels have none.
+        num_neighbours: seen labels that an unseen one borrows from.
+    """
+    seen_L = _seen(counts_L, dual_LD)
+    dual_LD = functional.normalize(dual_LD, dim=1)
+    rows_LC = functional.normalize(rows_LC.to(dual_LD), dim=1).masked_fill_(~seen_L[:, None], 0.0)
+    if bool(seen_L.all()) or not bool(seen_L.any()):
+        return rows_LC
+    num_neighbours = min(num_neighbours, int(seen_L.sum()))
+    nearest_UK = torch.from_numpy(search(dual_LD[~seen_L], dual_LD[seen_L], num_neighbours).ids).to(rows_LC.device)
+    means_UC = functional.embedding_bag(nearest_UK, rows_LC[seen_L], mode="mean")
+    rows_LC[~seen_L] = functional.normalize(means_UC, dim=1)
+    return rows_LC
+
+
+def _seen(counts_L: NDArray[np.integer], like_LD: Tensor) -> Tensor:
+    """Which labels have training queries, on the device of their vectors."""
+    if len(counts_L) != len(like_LD):
+        raise UsageError(f"got training counts of {len(counts_L)} labels for {len(like_LD)} vectors: expected one each")
+    return torch.from_numpy(np.asarray(counts_L) > 0).to(like_LD.device)

@@ -1,0 +1,280 @@
+"""The sentence-transformers folder, written and read without that package.
+
+    modules.json                        the stages in order: Transformer, Pooling, Dense ..., Normalize
+    1_Pooling/config.json               mean or first token
+    2_Dense/config.json, model.safetensors   a projection, one folder per layer; absent without projection
+    config_sentence_transformers.json   the prefixes, as prompts "query" and "document"
+    sentence_bert_config.json           the longest text, in tokens
+    config.json, model.safetensors, tokenizer.json ...   the Hugging Face model, written by the encoder
+    dexter_encoder.json                 what the layout has no place for: the length of each side, dropout
+
+A folder without modules.json is a plain Hugging Face model, and leaves every choice open.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from dexter.encoders.packing import Pooling
+from dexter.errors import ModelError
+from dexter.files import write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+ENCODER_FILE = "dexter_encoder.json"
+MAX_DIMENSION = 65_536
+_MODULE_TYPE = "sentence_transformers.models."
+_MAX_JSON_BYTES = 10_000_000
+_SENTENCE = "sentence_embedding"
+_LEGACY_POOLING = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    f"{kind.__module__}.{kind.__name__}": kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a folder says about the way from token states to a vector; None where it leaves the choice open."""
+
+    pooling: Pooling | None = None
+    projection: nn.Sequential = field(default_factory=nn.Sequential)
+    """Pairs of a linear layer and its activation; empty without projection."""
+    normalize: bool | None = None
+    query_prefix: str = ""
+    label_prefix: str = ""
+    max_length: int | None = None
+    """The longest text that the layout allows, whichever its side."""
+    max_length_query: int | None = None
+    max_length_label: int | None = None
+    dropout: float | None = None
+
+
+def read_layout(folder: Path) -> Layout:
+    """Read the stages and settings of a folder; raise `ModelError` on a stage that cannot be reproduced here."""
+    if not (folder / "modules.json").is_file():
+        return Layout()
+    pooling: Pooling | None = None
+    normalize = False
+    layers: list[nn.Module] = []
+    for kind, path in _stages(folder):
+        if kind == "Pooling":
+            pooling = _read_pooling(path)
+        elif kind == "Dense":
+            layers += _read_dense(path)
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise ModelError(
+                f"{folder / 'modules.json'}: stage {kind!r} is not supported: expected Transformer, Pooling (mean or "
+                "cls), Dense and Normalize"
+            )
+    if pooling is None:
+        raise ModelError(f"{folder / 'modules.json'}: no Pooling stage: this is not an encoder of whole texts")
+    return Layout(pooling=pooling, projection=nn.Sequential(*layers), normalize=normalize, **_read_settings(folder))
+
+
+def write_layout(folder: Path, layout: Layout, *, hidden_size: int) -> None:
+    """Write everything of the layout but the Hugging Face files; every field of the layout must be decided."""
+    assert layout.pooling is not None
+    assert layout.max_length_query is not None
+    assert layout.max_length_label is not None
+    stages = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    for first in range(0, len(layout.projection), 2):
+        stages.append((f"{len(stages)}_Dense", "Dense"))
+        _write_dense(folder / stages[-1][0], layout.projection[first], layout.projection[first + 1])
+    if layout.normalize:
+        stages.append((f"{len(stages)}_Normalize", "Normalize"))
+    _write_modules(folder, stages)
+    write_json(folder / "1_Pooling" / "config.json", _pooling_config(layout.pooling, hidden_size))
+    _write_prompts(folder, query=layout.query_prefix, label=layout.label_prefix, normalize=bool(layout.normalize))
+    longest = max(layout.max_length_query, layout.max_length_label)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False})
+    write_json(
+        folder / ENCODER_FILE,
+        {
+            "kind": "transformer",
+            "max_length_query": layout.max_length_query,
+            "max_length_label": layout.max_length_label,
+            "dropout": layout.dropout,
+        },
+    )
+
+
+def write_static_folder(
+    folder: Path, *, table: NDArray[np.floating] | torch.Tensor, tokenizer: Tokenizer, normalize: bool
+) -> None:
+    """Write a token table as a sentence-transformers `StaticEmbedding`, which averages the rows of a text's tokens.
+
+    It tokenises without special tokens and without truncation unless the tokenizer itself truncates. A *weighted* mean
+    is written by multiplying each row by its token's weight: only the divisor then differs, and `normalize` removes it.
+    """
+    rows = torch.as_tensor(table, dtype=torch.float32).detach().cpu().contiguous()
+    if rows.ndim != 2 or rows.shape[0] < tokenizer.get_vocab_size():
+        raise ModelError(
+            f"{folder}: the token table has shape {tuple(rows.shape)}: expected one row for each of the "
+            f"{tokenizer.get_vocab_size()} entries of the tokenizer"
+        )
+    stage = folder / "0_StaticEmbedding"
+    stage.mkdir(parents=True, exist_ok=True)
+    save_file({"embedding.weight": rows}, stage / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save(str(stage / "tokenizer.json"))
+    stages = [(stage.name, "StaticEmbedding")]
+    _write_modules(folder, [*stages, ("1_Normalize", "Normalize")] if normalize else stages)
+    _write_prompts(folder, query="", label="", normalize=normalize)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a small JSON file of a model; raise `ModelError` when it is missing, huge or malformed."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(f"{path}: {path.stat().st_size:,} bytes: expected a model setting of at most 10 MB")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ModelError(f"{path}: missing or unreadable: the model folder is incomplete") from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path}: not valid JSON: restore the model folder from its source") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The same for a file that must hold one JSON object."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _stages(folder: Path) -> list[tuple[str, Path]]:
+    """The (class name, folder) of every stage; a stage of foreign code or outside the folder is refused."""
+    path = folder / "modules.json"
+    stages = []
+    listed = read_json(path)
+    for entry in listed if isinstance(listed, list) else [None]:
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("type", "path")):
+            raise ModelError(f"{path}: expected a list of objects with type and path")
+        if not entry["type"].startswith("sentence_transformers."):
+            raise ModelError(f"{path}: stage {entry['type']!r} is custom code, which is never run")
+        place = (folder / entry["path"]).resolve()
+        if not place.is_relative_to(folder.resolve()):
+            raise ModelError(f"{path}: stage path {entry['path']!r} points outside the folder")
+        stages.append((entry["type"].rpartition(".")[2], place))
+    return stages
+
+
+def _read_pooling(folder: Path) -> Pooling:
+    config = read_object(folder / "config.json")
+    modes = config.get("pooling_mode", [])
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    modes = modes or [
+        _LEGACY_POOLING.get(key, key) for key, on in config.items() if key.startswith("pooling_mode_") and on is True
+    ]
+    for supported in get_args(Pooling):
+        if modes == [supported] and config.get("include_prompt", True):
+            return supported  # type: ignore[no-any-return]
+    raise ModelError(
+        f"{folder / 'config.json'}: pooling {modes or 'unnamed'} is not supported: expected mean or cls with prompt"
+    )
+
+
+def _read_dense(folder: Path) -> tuple[nn.Linear, nn.Module]:
+    """A linear layer and its activation, every size checked before memory is taken."""
+    config = read_object(folder / "config.json")
+    activation = _ACTIVATIONS.get(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    if activation is None or config.get("use_residual") or config.get("module_input_name", _SENTENCE) != _SENTENCE:
+        raise ModelError(
+            f"{folder / 'config.json'}: this Dense stage is not supported: expected a layer on the pooled vector "
+            f"without residual, with an activation among {', '.join(_ACTIVATIONS)}"
+        )
+    sizes: list[Any] = [config.get("in_features"), config.get("out_features")]
+    if not all(isinstance(size, int) and 0 < size <= MAX_DIMENSION for size in sizes):
+        raise ModelError(f"{folder / 'config.json'}: Dense sizes {sizes}: expected 1 to {MAX_DIMENSION:,}")
+    bias = config.get("bias", True) is True
+    weights = folder / "model.safetensors"
+    try:
+        with safe_open(weights, framework="pt") as stored:
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118
+            if shapes != {"linear.weight": (sizes[1], sizes[0])} | ({"linear.bias": (sizes[1],)} if bias else {}):
+                raise ModelError(f"{weights}: holds {shapes}, which is not the Dense layer of its config.json")
+            state = {name.removeprefix("linear."): stored.get_tensor(name).float() for name in shapes}
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{weights}: missing or damaged ({error}): restore the folder from its source") from None
+    # No memory and no random numbers for initial values that are replaced at once.
+    linear = nn.Linear(sizes[0], sizes[1], bias=bias, device="meta")
+    linear.load_state_dict(state, assign=True)
+    return linear, activation()
+
+
+def _write_dense(folder: Path, linear: nn.Module, activation: nn.Module) -> None:
+    assert isinstance(linear, nn.Linear)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "in_features": linear.in_features,
+        "out_features": linear.out_features,
+        "bias": linear.bias is not None,
+        "activation_function": f"{type(activation).__module__}.{type(activation).__name__}",
+    }
+    write_json(folder / "config.json", config)
+    state = {f"linear.{name}": value.detach().cpu().contiguous() for name, value in linear.state_dict().items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    """The prefixes and lengths of a folder; our own file, where present, knows more than the layout."""
+    prompts = _optional_object(folder / "config_sentence_transformers.json").get("prompts") or {}
+    document = prompts.get("document") or prompts.get("passage")
+    own = _optional_object(folder / ENCODER_FILE)
+    settings = {
+        "query_prefix": prompts.get("query") or "",
+        "label_prefix": document or "",
+        "max_length": _optional_object(folder / "sentence_bert_config.json").get("max_seq_length"),
+        "max_length_query": own.get("max_length_query"),
+        "max_length_label": own.get("max_length_label"),
+        "dropout": own.get("dropout"),
+    }
+    for name, expected in (("prefix", str), ("length", int | None), ("dropout", float | int | None)):
+        for key, value in settings.items():
+            if name in key and not isinstance(value, expected):
+                raise ModelError(f"{folder}: {key} is {value!r} in the folder's settings: expected {expected}")
+    return settings
+
+
+def _optional_object(path: Path) -> dict[str, Any]:
+    return read_object(path) if path.is_file() else {}
+
+
+def _pooling_config(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
+    """In the older spelling, which every version of sentence-transformers reads."""
+    return {
+        "word_embedding_dimension": hidden_size,
+        "pooling_mode_cls_token": pooling == "cls",
+        "pooling_mode_mean_tokens": pooling == "mean",
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+
+
+def _write_modules(folder: Path, stages: list[tuple[str, str]]) -> None:
+    entries = [
+        {"idx": position, "name": str(position), "path": path, "type": _MODULE_TYPE + kind}
+        for position, (path, kind) in enumerate(stages)
+    ]
+    write_json(folder / "modules.json", entries)
+
+
+def _write_prompts(folder: Path, *, query: str, label: str, normalize: bool) -> None:
+    config = {
+        "prompts": {"query": query, "document": label},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine" if normalize else "dot",
+    }
+    write_json(folder / "config_sentence_transformers.json", config)

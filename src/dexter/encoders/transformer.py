@@ -1,0 +1,315 @@
+"""The transformer encoder: any Hugging Face text encoder, pooled, optionally projected and normalised.
+
+Texts reach it as ragged token ids, special tokens included. On a CPU the known architectures run packed, without
+padding (`dexter.encoders.packing`); elsewhere a batch is padded to its longest text, and `micro_batches` makes those
+nearly equal. Which folder, which files and which of them to trust is settled in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, Self, TypedDict, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dexter.data.tokens import Tokens, tokenize
+from dexter.encoders.folder import Layout, read_layout, write_layout
+from dexter.encoders.huggingface import load_model, load_tokenizer, save_model
+from dexter.encoders.packing import (
+    PACKED_ATTENTION,
+    Pooling,
+    first_position,
+    pack,
+    pad,
+    pool_packed,
+    pool_padded,
+    register_packed_attention,
+)
+from dexter.encoders.pretrained import MINILM, locate
+from dexter.errors import ModelError, UsageError
+
+Side = Literal["query", "label"]
+MAX_LENGTH_QUERY = 128
+MAX_LENGTH_LABEL = 32
+# About a thousand tokens keep the activations in a CPU's cache; an accelerator needs more to be busy.
+_TOKENS_PER_BATCH_CPU = 1_024
+_TOKENS_PER_BATCH = 16_384
+_SHORTEST_LIMIT = 3
+# Generous: a text is cut here only where its first tokens span a page of blanks or rubbish.
+_CHARACTERS_PER_TOKEN = 64
+
+
+class Settings(TypedDict, total=False):
+    """What can be chosen on top of a pretrained model; what is left out or None is as the folder says."""
+
+    pooling: Pooling | None
+    """Mean of the token states (default) or state of the first token."""
+    projection: int | None
+    """Size of a new linear layer after pooling."""
+    normalize: bool | None
+    """Scale vectors to length one (default)."""
+    max_length_query: int | None
+    max_length_label: int | None
+    """Tokens kept of a text, special tokens included (default 128 and 32)."""
+    query_prefix: str | None
+    label_prefix: str | None
+    """Text put before every text of that side."""
+    dropout: float | None
+    """Probability of every dropout; by default 0 on a CPU and the model's own elsewhere."""
+
+
+class TransformerEncoder(nn.Module):
+    """Text to vector through a transformer; make one with `from_pretrained`, `load` or `random`."""
+
+    def __init__(self, model: Any, tokenizer: Any, layout: Layout) -> None:
+        super().__init__()
+        _check_fit(model, tokenizer, layout)
+        register_packed_attention()
+        self.model = model
+        self.projection = layout.projection
+        self.layout = layout
+        self.tokens_per_batch: int | None = None
+        """Tokens in a micro-batch; None means about 1k on a CPU and 16k elsewhere."""
+        self.packed: bool | None = None
+        """Run without padding; None means on a CPU, where the architecture allows it."""
+        self.dimension = _dimension(layout.projection, hidden_size=model.config.hidden_size)
+        self._pretrained_tokenizer = tokenizer
+        self._padding_id = int(tokenizer.pad_token_id or 0)
+        self._first_position = first_position(model.config)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path = MINILM,
+        *,
+        device: torch.device | str = "cpu",
+        **settings: Unpack[Settings],
+    ) -> Self:
+        """An encoder from "minilm", a sentence-transformers or plain Hugging Face folder, or a hub name."""
+        folder = locate(name_or_path)
+        layout = read_layout(folder)
+        model = load_model(folder)
+        layout = _decide(layout, hidden_size=model.config.hidden_size, settings=settings)
+        _set_dropout(model, layout.dropout, device=torch.device(device))
+        return cls(model, load_tokenizer(folder), layout).to(device)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: torch.device | str = "cpu") -> Self:
+        """The encoder that `save` wrote."""
+        if not Path(folder).is_dir():
+            raise ModelError(f"{folder}: no such encoder folder")
+        return cls.from_pretrained(folder, device=device)
+
+    @classmethod
+    def random(
+        cls,
+        texts: Sequence[str],
+        *,
+        num_layers: int = 2,
+        hidden_size: int = 64,
+        num_heads: int = 2,
+        num_words: int = 2_000,
+        seed: int = 0,
+        **settings: Unpack[Settings],
+    ) -> Self:
+        """A small BERT with random weights and the commonest words of some texts as vocabulary; needs no files."""
+        import transformers
+
+        library: Any = transformers  # whose constructors carry no types
+
+        tokenizer = _word_tokenizer(texts, num_words=num_words)
+        config = library.BertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden_size,
+            num_hidden_layers=num_layers,
+            num_attention_heads=num_heads,
+            intermediate_size=4 * hidden_size,
+            attn_implementation="sdpa",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = library.BertModel(config, add_pooling_layer=False).eval()
+            layout = _decide(Layout(), hidden_size=hidden_size, settings=settings)
+        _set_dropout(model, layout.dropout, device=torch.device("cpu"))
+        return cls(model, tokenizer, layout)
+
+    def tokenize(
+        self, texts: Sequence[str], *, side: Side, progress: bool = False, cache: str | Path | None = None
+    ) -> Tokens:
+        """Token ids of texts with that side's prefix and length, special tokens included; never an empty row."""
+        prefix = self.layout.query_prefix if side == "query" else self.layout.label_prefix
+        max_length = self.layout.max_length_query if side == "query" else self.layout.max_length_label
+        assert max_length is not None
+        tokens = tokenize(
+            [prefix + text for text in texts] if prefix else texts,
+            self._pretrained_tokenizer.backend_tokenizer,
+            max_length=max_length,
+            max_characters=_CHARACTERS_PER_TOKEN * max_length,
+            special_tokens=True,
+            cache=None if cache is None else Path(cache),
+            progress=progress,
+        )
+        return _fill_empty(tokens, self._padding_id)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        """Embed N texts given as token ids end to end and their N + 1 offsets: float32 [N, dimension]."""
+        if len(offsets) == 1:
+            return torch.zeros(0, self.dimension, device=ids.device)
+        pooled = self._forward_packed(ids, offsets) if self._packs(ids.device) else self._forward_padded(ids, offsets)
+        vectors = self.projection(pooled).float()
+        return functional.normalize(vectors, dim=-1) if self.layout.normalize else vectors
+
+    def micro_batches(self, lengths: NDArray[np.integer]) -> list[NDArray[np.int64]]:
+        """Rows of about `tokens_per_batch` tokens each, longest texts first, so that texts in one are equally long."""
+        budget = self.tokens_per_batch or (
+            _TOKENS_PER_BATCH_CPU if self.model.device.type == "cpu" else _TOKENS_PER_BATCH
+        )
+        order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+        batches = []
+        start = 0
+        while start < len(order):
+            stop = start + max(1, budget // int(lengths[order[start]]))
+            batches.append(order[start:stop])
+            start = stop
+        return batches
+
+    def save(self, folder: str | Path) -> None:
+        """Write a sentence-transformers folder; wrap in `dexter.files.atomic_folder` to have it whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_model(folder, self.model, self._pretrained_tokenizer)
+        write_layout(folder, self.layout, hidden_size=self.model.config.hidden_size)
+
+    def _packs(self, device: torch.device) -> bool:
+        wanted = device.type == "cpu" if self.packed is None else self.packed
+        return wanted and self._first_position is not None
+
+    def _forward_packed(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        assert self._first_position is not None
+        self._attend_with(PACKED_ATTENTION)
+        packed = pack(ids, offsets)
+        states_1TD = self.model(
+            input_ids=packed.ids[None],
+            position_ids=packed.positions[None] + self._first_position,
+            packed_groups=packed.groups,
+        ).last_hidden_state
+        return pool_packed(states_1TD[0], packed, self._pooling)
+
+    def _forward_padded(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        self._attend_with("sdpa" if self.model._supports_sdpa else "eager")
+        ids_NL, mask_NL = pad(ids, offsets, self._padding_id)
+        states_NLD = self.model(input_ids=ids_NL, attention_mask=mask_NL.long()).last_hidden_state
+        return pool_padded(states_NLD, mask_NL, self._pooling)
+
+    @property
+    def _pooling(self) -> Pooling:
+        assert self.layout.pooling is not None
+        return self.layout.pooling
+
+    def _attend_with(self, implementation: str) -> None:
+        if self.model.config._attn_implementation != implementation:
+            self.model.set_attn_implementation(implementation)
+
+
+def _decide(layout: Layout, *, hidden_size: int, settings: Settings) -> Layout:
+    """Fill what the folder leaves open from the caller's settings, then from the defaults."""
+    chosen = {name: value for name, value in settings.items() if value is not None and name != "projection"}
+    projection = settings.get("projection")
+    if projection is not None:
+        if layout.projection:
+            raise UsageError(f"projection = {projection}: this encoder has a projection already: leave it out")
+        if projection < 1:
+            raise UsageError(f"projection = {projection}: expected the size of a vector, at least 1")
+        layout = replace(layout, projection=nn.Sequential(nn.Linear(hidden_size, projection), nn.Identity()))
+    longest = layout.max_length or MAX_LENGTH_QUERY
+    defaults: dict[str, Any] = {
+        "pooling": layout.pooling or "mean",
+        "normalize": layout.normalize is not False,
+        "max_length_query": layout.max_length_query or min(longest, MAX_LENGTH_QUERY),
+        "max_length_label": layout.max_length_label or min(longest, MAX_LENGTH_LABEL),
+    }
+    decided = replace(layout, **{**defaults, **chosen})
+    if decided.pooling not in ("mean", "cls"):
+        raise UsageError(f"pooling = {decided.pooling!r}: expected 'mean' or 'cls'")
+    if decided.dropout is not None and not 0.0 <= decided.dropout < 1.0:
+        raise UsageError(f"dropout = {decided.dropout}: expected at least 0 and less than 1")
+    return decided
+
+
+def _dimension(projection: nn.Sequential, *, hidden_size: int) -> int:
+    """The size of the vectors: of the last linear layer, or of the model's own states."""
+    sizes = [layer.out_features for layer in projection if isinstance(layer, nn.Linear)]
+    return sizes[-1] if sizes else hidden_size
+
+
+def _check_fit(model: Any, tokenizer: Any, layout: Layout) -> None:
+    """Hold tokenizer, lengths and projection against the model."""
+    num_rows = model.get_input_embeddings().num_embeddings
+    largest_id = max(tokenizer.get_vocab().values(), default=0)
+    if largest_id >= num_rows:
+        raise ModelError(f"the tokenizer has ids up to {largest_id}, the model {num_rows} tokens: they do not match")
+    positions = getattr(model.config, "max_position_embeddings", None)
+    limit = positions - (first_position(model.config) or 0) if positions else None
+    for name in ("max_length_query", "max_length_label"):
+        length = getattr(layout, name)
+        if length < _SHORTEST_LIMIT or (limit is not None and length > limit):
+            raise UsageError(f"{name} = {length}: expected {_SHORTEST_LIMIT} to {limit or 'any number of'} tokens")
+    if layout.projection and layout.projection[0].in_features != model.config.hidden_size:
+        raise ModelError(
+            f"the projection takes {layout.projection[0].in_features} values, the model gives "
+            f"{model.config.hidden_size}: these files do not belong together"
+        )
+
+
+def _set_dropout(model: nn.Module, dropout: float | None, *, device: torch.device) -> None:
+    """Set every dropout of a model; the saved config.json keeps the model's own values."""
+    if dropout is None and device.type != "cpu":
+        return
+    probability = float(dropout or 0.0)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = probability
+        for name, value in list(vars(module).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, probability)
+
+
+def _fill_empty(tokens: Tokens, token_id: int) -> Tokens:
+    """Give texts without any token one: tokenizers that add no special tokens leave empty texts empty."""
+    empty = tokens.lengths == 0
+    if not empty.any():
+        return tokens
+    ids = np.insert(tokens.ids, tokens.offsets[:-1][empty], token_id)
+    offsets = tokens.offsets + np.concatenate([[0], np.cumsum(empty)])
+    return Tokens(ids=ids, offsets=offsets, num_truncated=tokens.num_truncated)
+
+
+def _word_tokenizer(texts: Sequence[str], *, num_words: int) -> Any:
+    """A BERT-like tokenizer of the commonest words, with single characters for the others; nothing is trained."""
+    import transformers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    splitter = pre_tokenizers.BertPreTokenizer()
+    words = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    characters = sorted(set(chain.from_iterable(words)))
+    commonest = sorted(words, key=lambda word: (-words[word], word))[:num_words]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    entries = dict.fromkeys([*special, *characters, *(f"##{character}" for character in characters), *commonest])
+    vocabulary = {entry: position for position, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=special[1]))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitter
+    ends = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    wrapper: Any = transformers.PreTrainedTokenizerFast
+    return wrapper(tokenizer_object=tokenizer, **dict(zip(names, special, strict=True)))

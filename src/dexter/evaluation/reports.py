@@ -1,0 +1,191 @@
+"""What an evaluation found: `Report` for one ranking, `Comparison` for two rankings of the same queries.
+
+`score_report` is the one way from predictions to a report: it removes filter pairs, scores, splits by label frequency
+and adds intervals, so that every table of the project is made by the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from dexter.data import Split
+from dexter.errors import UsageError
+from dexter.evaluation.bands import score_bands
+from dexter.evaluation.intervals import Interval, bootstrap, paired_bootstrap
+from dexter.metrics import (
+    count_labels,
+    find_hits,
+    inverse_propensity,
+    label_metrics,
+    overfetch,
+    per_query,
+    query_ratios,
+    relevant_pairs,
+    remove_filtered,
+)
+from dexter.metrics.by_query import checked_ks
+from dexter.metrics.hits import checked_top_ids
+from dexter.metrics.scoring import check_same_labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The metrics of one ranking, in percent, with what they were computed from."""
+
+    metrics: dict[str, float]
+    """Each metric over all queries, such as `metrics["P@1"]`; NaN where no query takes part."""
+    by_frequency: dict[str, dict[str, float]]
+    """The same for the labels of each frequency band: head, torso, tail, unseen."""
+    band_sizes: dict[str, dict[str, int]]
+    """Per band the number of labels, of queries with such a label and of relevant pairs."""
+    num_queries: int
+    """Queries that were scored."""
+    num_without_labels: int
+    """Queries without a relevant label: misses in P, left out of R, nDCG and MRR."""
+    num_short: int
+    """Queries with fewer predictions than the largest cut-off: the missing places count as misses."""
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    """Bootstrap intervals of the metrics that are sums over queries; empty when none were asked for."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Cut-offs, propensity constants, training size, filter pairs, resampling: what a repeat needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two rankings of the same queries, and how sure their difference is."""
+
+    before: dict[str, float]
+    """The first ranking's metrics in percent."""
+    after: dict[str, float]
+    """The second ranking's metrics in percent."""
+    differences: dict[str, Interval]
+    """`after - before` in points, with paired bootstrap intervals."""
+    num_queries: int
+    """Queries that both rankings were scored on."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Cut-offs, propensity constants, resampling."""
+
+
+def score_report(
+    top_ids: Any,
+    split: Split,
+    train_relevance: csr_matrix,
+    *,
+    ks: Sequence[int] = (1, 3, 5),
+    propensity: tuple[float, float] = (0.55, 1.5),
+    num_resamples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Report:
+    """Score predictions for a split's queries.
+
+    Args:
+        top_ids: integers, queries x places, best first; -1 where there is no prediction. Where the split has filter
+            pairs, fetch `max(ks) + overfetch(split.filtered)` places: the pairs are removed here.
+        split: the queries' relevance and filter pairs.
+        train_relevance: training queries x labels, for propensities and frequency bands.
+        ks: the cut-offs.
+        propensity: the constants (a, b).
+        num_resamples: bootstrap resamples; 0 leaves the intervals out.
+        confidence: the share of resamples inside an interval.
+        seed: of the resampling.
+    """
+    ks = checked_ks(ks)
+    relevance = relevant_pairs(split.relevance)
+    check_same_labels(relevance, train_relevance)
+    top_ids, num_removed = _without_filtered(top_ids, split, max(ks))
+    weights = inverse_propensity(train_relevance, *propensity)
+    num_train_of_label = np.bincount(relevant_pairs(train_relevance).indices, minlength=relevance.shape[1])
+    hits = find_hits(top_ids, relevance)
+    counts = count_labels(top_ids, hits, relevance, ks)
+    ratios = dict(query_ratios(hits, relevance, weights, ks))
+    bands = score_bands(hits, counts, relevance, num_train_of_label, inverse_propensity=weights)
+    intervals = {}
+    if num_resamples:
+        intervals = bootstrap(ratios, num_resamples=num_resamples, confidence=confidence, seed=seed)
+    predicted = ((top_ids >= 0) & (top_ids < relevance.shape[1])).sum(axis=1)
+    return Report(
+        metrics={name: ratio.value for name, ratio in ratios.items()} | label_metrics(counts),
+        by_frequency={name: band.metrics for name, band in bands.items()},
+        band_sizes={
+            name: {"labels": band.num_labels, "queries": band.num_queries, "pairs": band.num_pairs}
+            for name, band in bands.items()
+        },
+        num_queries=len(top_ids),
+        num_without_labels=int((np.diff(relevance.indptr) == 0).sum()),
+        num_short=int((predicted < max(ks)).sum()),
+        intervals=intervals,
+        settings=_settings(ks, propensity, split, train_relevance)
+        | {"num_predictions_removed": num_removed}
+        | {"intervals": {"num_resamples": num_resamples, "confidence": confidence, "seed": seed}},
+    )
+
+
+def compare(
+    before_ids: Any,
+    after_ids: Any,
+    split: Split,
+    train_relevance: csr_matrix,
+    *,
+    ks: Sequence[int] = (1, 3, 5),
+    propensity: tuple[float, float] = (0.55, 1.5),
+    num_resamples: int = 1000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Comparison:
+    """Compare two rankings of the same queries; a difference whose interval excludes zero is more than chance."""
+    ks = checked_ks(ks)
+    relevance = relevant_pairs(split.relevance)
+    check_same_labels(relevance, train_relevance)
+    weights = inverse_propensity(train_relevance, *propensity)
+    before, after = (
+        per_query(_without_filtered(top_ids, split, max(ks))[0], relevance, weights, ks)
+        for top_ids in (before_ids, after_ids)
+    )
+    return Comparison(
+        before={name: ratio.value for name, ratio in before.items()},
+        after={name: ratio.value for name, ratio in after.items()},
+        differences=paired_bootstrap(before, after, num_resamples=num_resamples, confidence=confidence, seed=seed),
+        num_queries=int(relevance.shape[0]),
+        settings=_settings(ks, propensity, split, train_relevance)
+        | {"intervals": {"num_resamples": num_resamples, "confidence": confidence, "seed": seed}},
+    )
+
+
+def _settings(
+    ks: Sequence[int], propensity: tuple[float, float], split: Split, train_relevance: csr_matrix
+) -> dict[str, Any]:
+    """What the figures depend on besides the rankings."""
+    return {
+        "ks": list(ks),
+        "propensity": {"a": propensity[0], "b": propensity[1], "num_train": int(train_relevance.shape[0])},
+        "num_labels": split.num_labels,
+        "num_filter_pairs": 0 if split.filtered is None else int(split.filtered.nnz),
+    }
+
+
+def _without_filtered(top_ids: Any, split: Split, k: int) -> tuple[np.ndarray, int]:
+    """The first k places after filter pairs are removed, and how many predictions that took.
+
+    A ranking that was fetched without enough slack is an error, because its lower places would count as misses.
+    """
+    ids = checked_top_ids(top_ids, len(split))
+    if split.filtered is None:
+        return ids[:, :k], 0
+    num_places, num_labels = ids.shape[1], split.num_labels
+    kept = remove_filtered(ids, np.zeros(ids.shape, dtype=np.float32), split.filtered, max(num_places, 1)).ids
+    was_full = ((ids >= 0) & (ids < num_labels)).all(axis=1)
+    left = ((kept >= 0) & (kept < num_labels)).sum(axis=1)
+    num_removed = int(((ids >= 0) & (ids < num_labels)).sum() - left.sum())
+    short = was_full & (left < k) & (left < num_places)
+    if short.any() and num_places < min(num_labels, k + overfetch(split.filtered)):
+        raise UsageError(
+            f"{int(short.sum())} queries have fewer than {k} predictions left after filter pairs were removed from "
+            f"{num_places} places: fetch {k + overfetch(split.filtered)} places"
+        )
+    return kept[:, :k], num_removed

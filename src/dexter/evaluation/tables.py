@@ -1,0 +1,116 @@
+"""Reports as fixed-width text for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from dexter.errors import UsageError
+from dexter.evaluation.reports import Comparison, Report
+
+BAND_TITLES = {"head": "head (> 100)", "torso": "torso (10-100)", "tail": "tail (1-9)", "unseen": "unseen (0)"}
+"""How tables name the bands: the range is the number of training queries of a label."""
+
+
+def default_columns(reports: Mapping[str, Report]) -> tuple[str, ...]:
+    """P and PSP at every cut-off that all reports share, nDCG and R at the largest."""
+    shared = set.intersection(*(set(report.metrics) for report in reports.values())) if reports else set()
+    ks = sorted(int(name.removeprefix("P@")) for name in shared if name.startswith("P@"))
+    wanted = [f"{metric}@{k}" for metric in ("P", "PSP") for k in ks] + [
+        f"{m}@{k}" for m in ("nDCG", "R") for k in ks[-1:]
+    ]
+    return tuple(name for name in wanted if name in shared)
+
+
+def table_rows(reports: Mapping[str, Report], columns: Sequence[str]) -> list[tuple[str, str | None, int, list[float]]]:
+    """One row per system and, below it, per band: (system, band or None, number of queries, values).
+
+    A band that no query of any report has a label in is left out.
+    """
+    bands = [band for band in BAND_TITLES if any(report.band_sizes[band]["queries"] for report in reports.values())]
+    rows: list[tuple[str, str | None, int, list[float]]] = []
+    for name, report in reports.items():
+        missing = [column for column in columns if column not in report.metrics]
+        if missing:
+            raise UsageError(f"report {name!r} has no {missing[0]}: it has {', '.join(report.metrics)}")
+        rows.append((name, None, report.num_queries, [report.metrics[column] for column in columns]))
+        for band in bands:
+            values = [report.by_frequency[band][column] for column in columns]
+            rows.append((name, band, report.band_sizes[band]["queries"], values))
+    return rows
+
+
+def render_table(reports: Mapping[str, Report], columns: Sequence[str] | None = None) -> str:
+    """A table of several systems in percent, each with a row per label-frequency band."""
+    columns = default_columns(reports) if columns is None else tuple(columns)
+    cells = [["", "queries", *columns]]
+    for name, band, num_queries, values in table_rows(reports, columns):
+        title = printable(name) if band is None else f"  {BAND_TITLES[band]}"
+        cells.append([title, f"{num_queries:,}", *(format_percent(value) for value in values)])
+    return _align(cells) + "".join(f"\n{note}" for note in notes(reports))
+
+
+def render_comparison(comparison: Comparison, names: tuple[str, str] = ("before", "after")) -> str:
+    """A table of two systems' metrics, their differences and the differences' intervals; * marks more than chance."""
+    cells = [["", printable(names[0]), printable(names[1]), "difference", "interval", ""]]
+    for metric, difference in comparison.differences.items():
+        cells.append(
+            [
+                metric,
+                format_percent(comparison.before[metric]),
+                format_percent(comparison.after[metric]),
+                format_signed(difference.value),
+                f"[{format_signed(difference.low)}, {format_signed(difference.high)}]",
+                "*" if difference.excludes_zero else "",
+            ]
+        )
+    setting = comparison.settings["intervals"]
+    note = (
+        f"{comparison.num_queries:,} queries; {setting['confidence']:.0%} intervals from {setting['num_resamples']:,} "
+        "paired resamples; * the interval excludes zero"
+    )
+    return f"{_align(cells)}\n{note}"
+
+
+def notes(reports: Mapping[str, Report]) -> list[str]:
+    """What a reader must know to read the figures, one line each."""
+    lines = ["Percent. A band's row is over the queries that have a label of the band, and counts only such labels."]
+    for name, report in reports.items():
+        title = printable(name)
+        if report.num_without_labels:
+            lines.append(
+                f"{title}: {report.num_without_labels:,} queries without labels are left out of R, nDCG and MRR."
+            )
+        if report.num_short:
+            k = max(report.settings["ks"])
+            lines.append(
+                f"{title}: {report.num_short:,} queries have fewer than {k} predictions; the rest count as misses."
+            )
+    return lines
+
+
+def format_percent(value: float) -> str:
+    """Two decimals, or a dash for a value that is not defined."""
+    return f"{value:.2f}" if math.isfinite(value) else "-"
+
+
+def format_signed(value: float) -> str:
+    """Two decimals with a sign, or a dash for a value that is not defined."""
+    return f"{value:+.2f}" if math.isfinite(value) else "-"
+
+
+def _align(cells: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width: the first to the left, the others to the right, a rule below the first row."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]])
+
+
+def printable(name: str) -> str:
+    """A name without control characters, which could move the terminal's cursor."""
+    return "".join(character if character.isprintable() else "?" for character in name)

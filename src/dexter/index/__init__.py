@@ -1,0 +1,5 @@
+"""Nearest labels: which labels have the largest inner product with a query."""
+
+from dexter.index.exact import TopK, search
+
+__all__ = ["TopK", "search"]

@@ -1,0 +1,255 @@
+"""Exact search: the k labels with the largest inner product, in bounded memory.
+
+Scores are computed in tiles of queries x labels, and the full matrix never exists. A tile is not sorted: the maximum of
+every 32 neighbouring columns is taken while the tile is in cache, the k groups with the largest maxima are picked, and
+only their columns are looked at again. That is exact, because each of the k best columns lies in one of these groups.
+
+A score and its column travel as one int64 key, the score in the upper half in an order-preserving form, the complement
+of the column in the lower half. Comparing keys compares scores and then prefers the lower column, so that equal scores
+rank the same way whatever the tiling, the number of threads or the selection algorithm.
+
+Shapes: N queries, L labels, D dimensions, P matrix products in a tile, B queries in a tile, C labels in a product,
+G groups in a tile, K places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dexter.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+GROUP = 32
+"""Columns whose maximum is taken together: the shortest run that vectorises well."""
+ROWS = 512
+"""Queries in a tile: enough for the matrix product to run near its peak."""
+PRODUCT_COLUMNS = 8192
+"""Labels per matrix product: its result is still in cache when the group maxima are taken."""
+CPU_KEYS = 2**15
+"""Keys made at a time on a CPU: they stay in cache, and torch starts no threads for so few."""
+ACCELERATOR_KEYS = 2**22
+"""Keys made at a time on other devices."""
+LOWER_HALF = 0xFFFFFFFF
+"""Mask of the bits of a key that hold the column."""
+NOTHING = -(2**63)
+"""The key below every other: no label."""
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """The best labels of each query, best first; equal scores in order of id."""
+
+    ids: np.ndarray
+    """int64, queries x k; -1 where a query has fewer than k labels to return."""
+    scores: np.ndarray
+    """float32, queries x k; minus infinity where there is no label."""
+
+
+class Tiling(NamedTuple):
+    """What is scored at a time: a number of matrix products of `rows` queries and `width` labels."""
+
+    rows: int
+    width: int
+    num_products: int
+
+
+@torch.no_grad()
+def search(
+    queries_ND: Tensor | np.ndarray,
+    labels_LD: Tensor | np.ndarray,
+    k: int,
+    *,
+    memory_budget: int = 256 * 2**20,
+    exclude: csr_matrix | None = None,
+    ceiling: np.ndarray | None = None,
+    progress: bool = False,
+) -> TopK:
+    """Find the k labels with the largest inner product with each query, exactly.
+
+    Args:
+        queries_ND: one vector per query. Vectors of another type than float32 are converted, a part at a time.
+        labels_LD: one vector per label; the search runs on the device they are on.
+        k: labels per query. Fewer are found where there are fewer; such rows end in id -1 and score minus infinity.
+        memory_budget: bytes for the scores held at a time and what is derived from them; the result is not counted.
+        exclude: queries x labels; a stored entry marks a pair that is never returned (a filter pair, a positive).
+        ceiling: one number per query; labels that score above it are never returned.
+        progress: show a progress bar.
+    """
+    queries_ND, labels_LD = torch.as_tensor(queries_ND), torch.as_tensor(labels_LD)
+    _check(queries_ND, labels_LD, k, exclude, ceiling)
+    num_queries, num_labels = len(queries_ND), len(labels_LD)
+    tiling = _choose_tiling(num_queries, num_labels, memory_budget)
+    # One contiguous block per product: a product written into a part of a wider matrix takes half as long again.
+    scores_PBC = torch.empty(tiling.num_products, tiling.rows, tiling.width, device=labels_LD.device)
+    found = TopK(np.full((num_queries, k), -1, dtype=np.int64), np.full((num_queries, k), -np.inf, dtype=np.float32))
+    for rows in _slices(0, num_queries, tiling.rows, progress=progress):
+        tile_queries_BD = queries_ND[rows].to(labels_LD.device, torch.float32)
+        limits_B1 = None if ceiling is None else torch.as_tensor(ceiling[rows]).to(tile_queries_BD).unsqueeze(1)
+        banned = None if exclude is None else _Banned.of(exclude[rows])
+        best_BK = torch.full((len(tile_queries_BD), 0), NOTHING, device=labels_LD.device)
+        for columns in _slices(0, num_labels, tiling.num_products * tiling.width):
+            maxima_BG = _score(tile_queries_BD, labels_LD, columns, scores_PBC, banned, limits_B1)
+            keys_BK = _select(scores_PBC, maxima_BG, k, first_column=columns.start)
+            best_BK = _largest(torch.cat([best_BK, keys_BK], dim=1), k)
+        _write(found, rows, best_BK.sort(dim=1, descending=True).values)
+    return found
+
+
+class _Banned(NamedTuple):
+    """Excluded pairs of the queries of a tile, in order of column."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+
+    @classmethod
+    def of(cls, exclude: csr_matrix) -> _Banned:
+        rows = np.repeat(np.arange(exclude.shape[0]), np.diff(exclude.indptr))
+        order = np.argsort(exclude.indices, kind="stable")
+        return cls(rows[order], exclude.indices[order].astype(np.int64))
+
+    def remove(self, scores_BC: Tensor, columns: slice) -> None:
+        """Set the pairs of these columns, whose scores are given, to minus infinity."""
+        first, last = np.searchsorted(self.columns, (columns.start, columns.stop))
+        rows = torch.from_numpy(self.rows[first:last]).to(scores_BC.device)
+        places = torch.from_numpy(self.columns[first:last] - columns.start).to(scores_BC.device)
+        scores_BC[rows, places] = -torch.inf
+
+
+def _check(
+    queries_ND: Tensor, labels_LD: Tensor, k: int, exclude: csr_matrix | None, ceiling: np.ndarray | None
+) -> None:
+    """Raise a UsageError for arguments that do not fit together."""
+    if queries_ND.ndim != 2 or labels_LD.ndim != 2 or queries_ND.shape[1] != labels_LD.shape[1]:
+        raise UsageError(
+            f"search needs query and label vectors of one width: got shapes {tuple(queries_ND.shape)} and "
+            f"{tuple(labels_LD.shape)}"
+        )
+    if k < 1:
+        raise UsageError(f"search was asked for k = {k} labels: expected 1 or more")
+    expected = (len(queries_ND), len(labels_LD))
+    if exclude is not None and exclude.shape != expected:
+        raise UsageError(f"pairs to exclude have shape {exclude.shape}: expected queries x labels, {expected}")
+    if ceiling is not None and ceiling.shape != expected[:1]:
+        raise UsageError(f"the ceiling has shape {ceiling.shape}: expected one number per query, {expected[:1]}")
+
+
+def _choose_tiling(num_queries: int, num_labels: int, memory_budget: int) -> Tiling:
+    """Tile sizes within the budget: as many rows as the matrix product profits from, then as many labels as fit."""
+    # Four bytes for a score, and up to one more for group maxima, keys of found labels and selection.
+    entries = memory_budget // 5
+    rows = max(1, min(num_queries, ROWS, entries // PRODUCT_COLUMNS))
+    width = min(PRODUCT_COLUMNS, entries // rows, num_labels + GROUP - 1)
+    width = max(GROUP, width // GROUP * GROUP)
+    num_products = max(1, min(entries // (rows * width), -(-num_labels // width)))
+    return Tiling(rows, width, num_products)
+
+
+def _slices(start: int, stop: int, size: int, *, progress: bool = False) -> Iterator[slice]:
+    """Consecutive slices of at most `size` from start to stop."""
+    starts: Iterable[int] = range(start, stop, size)
+    if progress:
+        from tqdm import tqdm
+
+        starts = tqdm(starts, desc="search", unit="tile")
+    for first in starts:
+        yield slice(first, min(first + size, stop))
+
+
+def _score(
+    queries_BD: Tensor,
+    labels_LD: Tensor,
+    columns: slice,
+    scores_PBC: Tensor,
+    banned: _Banned | None,
+    limits_B1: Tensor | None,
+) -> Tensor:
+    """Write the scores of some columns, product by product, and return the maxima of their groups."""
+    num_rows, width = len(queries_BD), scores_PBC.shape[2]
+    maxima_BG = scores_PBC.new_empty(num_rows, -(-(columns.stop - columns.start) // GROUP))
+    for product, part in enumerate(_slices(columns.start, columns.stop, width)):
+        maxima = maxima_BG[:, product * width // GROUP : (product + 1) * width // GROUP]
+        padded_BC = scores_PBC[product, :num_rows, : maxima.shape[1] * GROUP]
+        scores_BC = padded_BC[:, : part.stop - part.start]
+        torch.mm(queries_BD, labels_LD[part].to(torch.float32).T, out=scores_BC)
+        if banned is not None:
+            banned.remove(scores_BC, part)
+        if limits_B1 is not None:
+            scores_BC.masked_fill_(scores_BC > limits_B1, -torch.inf)
+        padded_BC[:, scores_BC.shape[1] :] = -torch.inf
+        torch.amax(padded_BC.view(num_rows, -1, GROUP), dim=2, out=maxima)
+    if bool(maxima_BG.isnan().any()):
+        raise ModelError("search met a score that is not a number: check the query and label vectors for NaN")
+    return maxima_BG
+
+
+def _select(scores_PBC: Tensor, maxima_BG: Tensor, k: int, *, first_column: int) -> Tensor:
+    """Keys of the k best columns of each row, a few rows at a time."""
+    num_keys = CPU_KEYS if scores_PBC.device.type == "cpu" else ACCELERATOR_KEYS
+    num_rows, num_groups = maxima_BG.shape
+    block = max(1, num_keys // max(num_groups, min(k, num_groups) * GROUP))
+    parts = _slices(0, num_rows, block)
+    return torch.cat([_best_of_groups(scores_PBC, maxima_BG, rows, k, first_column=first_column) for rows in parts])
+
+
+def _best_of_groups(scores_PBC: Tensor, maxima_BG: Tensor, rows: slice, k: int, *, first_column: int) -> Tensor:
+    """Keys of the k best columns of some rows, found among the k groups with the largest maxima.
+
+    Groups are runs of columns and a tie goes to the lower group, so columns of equal score are found lowest first.
+    """
+    device = scores_PBC.device
+    groups_BK = _columns_of(_largest(_keys(maxima_BG[rows], torch.arange(maxima_BG.shape[1], device=device)), k))
+    rows_B1 = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
+    groups_per_product = scores_PBC.shape[2] // GROUP
+    blocks_BK = groups_BK.div(groups_per_product, rounding_mode="floor") * scores_PBC.shape[1] + rows_B1
+    places = blocks_BK * groups_per_product + groups_BK % groups_per_product
+    candidates = scores_PBC.view(-1, GROUP).index_select(0, places.flatten()).view(len(groups_BK), -1)
+    columns = groups_BK.unsqueeze(2) * GROUP + torch.arange(first_column, first_column + GROUP, device=device)
+    return _largest(_keys(candidates, columns.flatten(1)), k)
+
+
+def _keys(scores: Tensor, columns: Tensor) -> Tensor:
+    """Int64 keys that order by score and then by lower column."""
+    # Adding zero turns -0 into 0. The bits of negative floats count downwards: flip them all but the sign.
+    bits = (scores + 0.0).view(torch.int32)
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    return bits.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(LOWER_HALF - columns)
+
+
+def _columns_of(keys: Tensor) -> Tensor:
+    """The columns in keys."""
+    return LOWER_HALF - (keys & LOWER_HALF)
+
+
+def _scores_of(keys: Tensor) -> Tensor:
+    """The scores in keys."""
+    bits = (keys >> 32).to(torch.int32)
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    return bits.view(torch.float32)
+
+
+def _largest(keys: Tensor, k: int) -> Tensor:
+    """The k largest keys of each row (all of them where there are fewer), in any order."""
+    if keys.shape[1] <= k:
+        return keys
+    if keys.device.type != "cpu":
+        return keys.topk(k, dim=1, sorted=False).values
+    # NumPy's partition is several times faster on a CPU than torch.topk; it works in place on the tensor's memory.
+    array = keys.numpy()
+    array.partition(array.shape[1] - k, axis=1)
+    return keys[:, -k:]
+
+
+def _write(found: TopK, rows: slice, keys_BK: Tensor) -> None:
+    """Decode sorted keys into the result; what scored minus infinity was excluded or is padding."""
+    scores = _scores_of(keys_BK).cpu().numpy()
+    ids = _columns_of(keys_BK).cpu().numpy()
+    found.scores[rows, : scores.shape[1]] = scores
+    found.ids[rows, : ids.shape[1]] = np.where(scores == -np.inf, -1, ids)

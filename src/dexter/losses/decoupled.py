@@ -1,0 +1,85 @@
+"""Decoupled softmax: every positive against the negatives alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dexter.batches.batch import Positives
+from dexter.losses.differentiable import differentiable
+from dexter.losses.logsumexp import LogSumExp
+from dexter.losses.settings import Streaming
+from dexter.losses.softmax import check_temperature
+from dexter.losses.streaming import Block, Gradients, Problem
+
+
+def decoupled_softmax(
+    queries_BD: Tensor,
+    labels_LD: Tensor,
+    positives: Positives,
+    *,
+    temperature: float = 0.05,
+    ignore: Positives | None = None,
+    streaming: Streaming | None = None,
+) -> Tensor:
+    """Cross-entropy of each positive against the labels that are not positives of the query.
+
+    With s_il = <q_i, y_l> / temperature, P_i the positives of query i and neg_i = logsumexp of s_il over the labels
+    that are neither positive nor ignored::
+
+        loss_i = - 1/|P_i|  sum_{p in P_i}  w_ip [ s_ip - logaddexp(s_ip, neg_i) ]
+
+    and the loss is the mean over queries with a positive. A query without any negative has loss 0.
+
+    Choose it when queries have several positives and many or all labels are in the pool: unlike in `softmax` a positive
+    is never pushed down because another one is high. With one positive per query the two are the same. To train on a
+    sample of the positives, pass the sample as `positives` and the rest as `ignore`.
+
+    Args:
+        queries_BD: Query embeddings; normalise them beforehand if cosines are meant.
+        labels_LD: Label embeddings of the pool (of this rank's part of it).
+        positives: Relevant pairs; weights, if any, multiply each pair's term.
+        temperature: Divides the products.
+        ignore: Pairs that are neither positive nor negative.
+        streaming: Mode, memory budget, shard.
+
+    Returns:
+        A scalar, differentiable by both embeddings.
+    """
+    check_temperature(temperature)
+    settings = streaming or Streaming()
+
+    def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
+        problem = Problem(
+            queries,
+            labels,
+            positives,
+            gradients,
+            multiplier=1.0 / temperature,
+            streaming=settings,
+            ignore=ignore,
+            mask_positives=True,
+        )
+        total = torch.zeros((), device=labels.device)
+        for block in problem.blocks():
+            total += _solve_block(block, scale=1.0 / problem.averaged_over)
+        return total
+
+    return differentiable(solve, queries_BD, labels_LD, positives, ignore=ignore)
+
+
+def _solve_block(block: Block, *, scale: float) -> Tensor:
+    """`scale` times the sum of a block's losses."""
+    pairs = block.pairs
+    negatives = LogSumExp(block)
+    share = scale * pairs.weights / block.counts_b[pairs.rows]
+    excess = negatives.value_b[pairs.rows] - pairs.scores
+    pull = share * torch.sigmoid(excess)
+    row_loss, row_weight = block.sums_by_row(share * softplus(excess), pull).unbind()
+    if block.wants_gradients:
+        for tile in block.sweep():
+            negatives.weigh(tile, row_weight)
+            block.push(tile)
+        block.push_pairs(-pull)
+    return row_loss.sum()

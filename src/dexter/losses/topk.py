@@ -1,0 +1,261 @@
+"""Soft top-k: probabilities that sum to k."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from dexter.batches.batch import Positives
+from dexter.errors import UsageError
+from dexter.losses.differentiable import differentiable
+from dexter.losses.settings import Streaming
+from dexter.losses.softmax import check_temperature
+from dexter.losses.streaming import NEGLIGIBLE_EXPONENT, Block, Gradients, Problem, Tile, without_negligible
+
+Evaluate: TypeAlias = Callable[[Tensor], "Moments"]
+
+SAMPLED_LABELS = 2048
+"""Labels that the starting point is found on."""
+LAST_STEP = 5e-3
+"""A step this small is the last one: the error left is below its square, and reaches p with a quarter of that."""
+LONGEST_STEP = 30.0
+"""Steps beyond this come from logits that were cut off: their sign is right, their length is not."""
+RESOLUTION = 1e-6
+"""Brackets this narrow, relative to the offset, cannot be halved in float32."""
+TINY = 1e-30
+"""Keeps quotients of empty sums finite."""
+FLATTEST = 1e-12
+"""The least mean of p (1 - p) that determines an offset."""
+SAMPLE_SWEEPS = 12
+MOST_SWEEPS = 64
+
+
+def soft_topk(
+    queries_BD: Tensor,
+    labels_LD: Tensor,
+    positives: Positives,
+    *,
+    temperature: float = 0.05,
+    k: float | Sequence[float] | np.ndarray | Tensor = 5,
+    alpha: float = 2.0,
+    ignore: Positives | None = None,
+    streaming: Streaming | None = None,
+) -> Tensor:
+    """Log-likelihood of the positives under probabilities that sum to k for each query.
+
+    With s_il = <q_i, y_l> / temperature, t_i solves sum_l sigmoid(alpha (s_il + t_i)) = k_i and::
+
+        p_il = sigmoid(alpha (s_il + t_i)),     loss_i = - 1/|P_i|  sum_{p in P_i}  w_ip log p_ip
+
+    and the loss is the mean over queries with a positive. The gradient includes that t_i moves with the scores.
+
+    Choose it when the measure is precision or recall at a known k: a positive gains nothing from rising further once it
+    is safely among the first k, unlike in `decoupled_softmax`. As `bce` it gives each label a probability of its own,
+    but places the threshold per query instead of learning one bias.
+
+    Args:
+        queries_BD: Query embeddings; normalise them beforehand if cosines are meant.
+        labels_LD: Label embeddings of the pool (of this rank's part of it).
+        positives: Relevant pairs; weights, if any, multiply each pair's term.
+        temperature: Divides the products.
+        k: How many labels to pick: one number, or one per query such as its number of positives. It must be above 0 and
+            below the number of labels that are not ignored.
+        alpha: Sharpness of the threshold.
+        ignore: Pairs that are out of the race: neither positive nor among the labels whose probabilities sum to k.
+        streaming: Mode, memory budget, shard.
+
+    Returns:
+        A scalar, differentiable by both embeddings.
+    """
+    check_temperature(temperature)
+    if not 0.0 < alpha < math.inf:
+        raise UsageError(f"alpha must be above 0, got {alpha}")
+    settings = streaming or Streaming()
+
+    def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
+        problem = Problem(
+            queries, labels, positives, gradients, multiplier=alpha / temperature, streaming=settings, ignore=ignore
+        )
+        choices_B = problem.shard.sum(-problem.masked.counts(problem.num_rows).float()) + problem.num_labels_over_ranks
+        k_B = _check_k(k, choices_B, problem.chosen_B, num_queries=len(queries))
+        total = torch.zeros((), device=labels.device)
+        for block in problem.blocks():
+            total += _solve_block(block, k_b=k_B[block.rows], choices_b=choices_B[block.rows])
+        return total
+
+    return differentiable(solve, queries_BD, labels_LD, positives, ignore=ignore)
+
+
+def _solve_block(block: Block, *, k_b: Tensor, choices_b: Tensor) -> Tensor:
+    """A block's part of the loss. Scores carry alpha, and so do the offsets: x = alpha s, offset = alpha t."""
+    pairs = block.pairs
+    offsets = Offsets(block, k_b=k_b, choices_b=choices_b)
+    share = pairs.weights / (block.problem.averaged_over * block.counts_b[pairs.rows])
+    logits_P = (pairs.scores + offsets.start_b[pairs.rows]) + offsets.correction_b[pairs.rows]
+    pull = share * torch.sigmoid(-logits_P)
+    row_loss, row_pull = block.sums_by_row(share * softplus(-logits_P), pull).unbind()
+    if block.wants_gradients:
+        slope_b = offsets.slopes()
+        # Where p (1 - p) is nothing but the cut-off, all probabilities are 0 or 1 and no label moves the offset.
+        row_weight = torch.where(slope_b > FLATTEST * choices_b, row_pull / slope_b, 0.0)
+        for tile in block.sweep():
+            offsets.weigh(tile, row_weight)
+            block.push(tile)
+        block.push_pairs(-pull)
+    return row_loss.sum()
+
+
+class Offsets:
+    """The offsets at which a block's probabilities sum to k, found by a few sweeps.
+
+    They are held as a start plus a correction: scores are moved by the start first, which is exact near the threshold,
+    so that a correction is resolved well below the spacing of large scores.
+    """
+
+    def __init__(self, block: Block, *, k_b: Tensor, choices_b: Tensor) -> None:
+        self._block = block
+        middle_b = torch.logit(k_b / choices_b)
+        # By Cauchy-Schwarz scores lie within +- reach; were all at one end, the root would be middle -+ reach.
+        reach_b = torch.linalg.vector_norm(block.queries_bD, dim=1) * block.problem.longest_label() * 1.001 + 1e-3
+        low_b, high_b = middle_b - reach_b, middle_b + reach_b
+        root = RootFinder(k_b)
+        sample = _SampledMoments(block, choices_b)
+        self.start_b = root.find(sample, middle_b, low_b=low_b, high_b=high_b, most=SAMPLE_SWEEPS)
+        low_b, high_b = low_b - self.start_b, high_b - self.start_b
+        self.correction_b = root.find(
+            self._moments, torch.zeros_like(k_b), low_b=low_b, high_b=high_b, most=MOST_SWEEPS
+        )
+
+    def slopes(self) -> Tensor:
+        """The sum of p (1 - p) by row; kept tiles stay p (1 - p)."""
+        slope_b = torch.zeros(self._block.num_rows, device=self.start_b.device)
+        for tile in self._block.sweep():
+            slope_b += self._to_slopes(tile).sum(1)
+        return self._block.shard.sum(slope_b)
+
+    def weigh(self, tile: Tile, row_weights_b: Tensor) -> None:
+        """Turn a tile, in place, into row_weight_i * p_il (1 - p_il); `slopes` must have swept before."""
+        if tile.fresh:
+            self._to_slopes(tile)
+        tile.scores.mul_(without_negligible(row_weights_b)[:, None])
+
+    def _to_slopes(self, tile: Tile) -> Tensor:
+        """Turn scores into p (1 - p), in place, by way of min(p, 1 - p), which loses nothing when p is close to 1."""
+        smaller = (
+            self._moved(tile).add_(self.correction_b[:, None]).abs_().neg_().clamp_min_(NEGLIGIBLE_EXPONENT).sigmoid_()
+        )
+        return smaller.addcmul_(smaller, smaller, value=-1.0)
+
+    def _moments(self, correction_b: Tensor) -> Moments:
+        """The sums at some correction, from one sweep."""
+        block = self._block
+        sums = torch.zeros(Moments.COUNT, block.num_rows, device=correction_b.device)
+        for tile in block.sweep():
+            logits, scratch = block.problem.work_like(tile)
+            sums += Moments.of(torch.add(self._moved(tile), correction_b[:, None], out=logits), scratch)
+        return Moments(block.shard.sum(sums))
+
+    def _moved(self, tile: Tile) -> Tensor:
+        """Scores moved by the start, in place and once."""
+        return tile.scores.add_(self.start_b[:, None]) if tile.fresh else tile.scores
+
+
+class _SampledMoments:
+    """The sums as estimated from evenly spaced labels."""
+
+    def __init__(self, block: Block, choices_b: Tensor) -> None:
+        step = max(1, block.problem.num_labels_over_ranks // SAMPLED_LABELS)
+        self._shard = block.shard
+        self._scores_bS = block.queries_bD @ block.labels(slice(0, None, step)).T
+        self._logits_bS, self._scratch_bS = torch.empty_like(self._scores_bS), torch.empty_like(self._scores_bS)
+        num_sampled = self._shard.sum(choices_b.new_tensor(float(self._scores_bS.shape[1])))
+        self._labels_each_b = choices_b / num_sampled
+
+    def __call__(self, offsets_b: Tensor) -> Moments:
+        torch.add(self._scores_bS, offsets_b[:, None], out=self._logits_bS)
+        return Moments(self._shard.sum(Moments.of(self._logits_bS, self._scratch_bS)) * self._labels_each_b)
+
+
+class Moments:
+    """What Newton's method needs of a row's logits x: how many are above 0, and sums over those above and below.
+
+    p is close to 1 above and to 0 below, so both sides are held as r = min(p, 1 - p). The sum of p is then the number
+    above, less their r, plus the r of the others: no digit is lost when all probabilities are near 0 or 1.
+    """
+
+    COUNT = 5
+
+    def __init__(self, sums: Tensor) -> None:
+        self.num_above, total, total_squared, self.below, below_squared = sums.unbind()
+        self.above = total - self.below
+        self.below_slope = self.below - below_squared
+        self.above_slope = self.above - (total_squared - below_squared)
+
+    @staticmethod
+    def of(logits: Tensor, scratch: Tensor) -> Tensor:
+        """The sums of a tile of logits; both tensors, of one shape, are overwritten."""
+        # Ones and zeros in float32: operations on booleans take several times as long.
+        below = torch.le(logits, 0.0, out=scratch)
+        smaller = logits.abs_().neg_().clamp_min_(NEGLIGIBLE_EXPONENT).sigmoid_()
+        sums = [logits.shape[1] - below.sum(1), smaller.sum(1), torch.linalg.vector_norm(smaller, dim=1).square_()]
+        smaller.mul_(below)
+        return torch.stack([*sums, smaller.sum(1), torch.linalg.vector_norm(smaller, dim=1).square_()])
+
+
+@dataclass(frozen=True)
+class RootFinder:
+    """Newton's method for the offset at which probabilities sum to k, one root per row, guarded by bisection.
+
+    With n logits above 0, the sum is k when n + (r below) = k + (r above). Newton works on the logarithm of the ratio
+    of the two sides, less what they share: nearly linear in the offset both when all probabilities are small and when
+    they are close to 0 and 1. The sum rises with the offset, so each evaluation narrows the bracket.
+    """
+
+    k_b: Tensor
+
+    def find(self, evaluate: Evaluate, start_b: Tensor, *, low_b: Tensor, high_b: Tensor, most: int) -> Tensor:
+        """The offsets after at most `most` evaluations."""
+        offset_b = start_b
+        for _ in range(most):
+            step_b = self._step(evaluate(offset_b))
+            low_b = torch.where(step_b > 0, offset_b, low_b)
+            high_b = torch.where(step_b < 0, offset_b, high_b)
+            proposal_b = offset_b + step_b
+            inside_b = (proposal_b >= low_b) & (proposal_b <= high_b) & (step_b.abs() < LONGEST_STEP)
+            offset_b = torch.where(inside_b, proposal_b, (low_b + high_b) / 2)
+            narrow_b = high_b - low_b <= RESOLUTION * offset_b.abs().clamp_min(1.0)
+            if bool((narrow_b | (inside_b & (step_b.abs() <= LAST_STEP))).all()):
+                break
+        return offset_b
+
+    def _step(self, moments: Moments) -> Tensor:
+        """Newton's step: infinite, with the right sign, where one side is empty."""
+        surplus_b = moments.num_above - self.k_b
+        over_b, under_b = moments.below + surplus_b.clamp_min(0.0), moments.above + (-surplus_b).clamp_min(0.0)
+        slope_b = moments.below_slope / over_b.clamp_min(TINY) + moments.above_slope / under_b.clamp_min(TINY)
+        return torch.log(under_b / over_b) / slope_b
+
+
+def _check_k(
+    k: float | Sequence[float] | np.ndarray | Tensor, choices_B: Tensor, chosen_B: Tensor, *, num_queries: int
+) -> Tensor:
+    """Return k of each query that takes part; raise an error that names the first query whose k has no solution."""
+    k_all = torch.as_tensor(k, dtype=torch.float32, device=choices_B.device)
+    if k_all.ndim > 1 or (k_all.ndim == 1 and len(k_all) != num_queries):
+        raise UsageError(f"k must be one number or one per query ({num_queries}), got shape {tuple(k_all.shape)}")
+    k_B = k_all.expand(num_queries)[chosen_B]
+    unsolvable = ~((k_B > 0) & (k_B < choices_B))
+    if bool(unsolvable.any()):
+        first = int(unsolvable.nonzero()[0, 0])
+        raise UsageError(
+            f"soft top-k needs 0 < k < number of labels: got k = {float(k_B[first]):g} with {int(choices_B[first])} "
+            f"labels for query {int(chosen_B[first])}; lower k or enlarge the pool"
+        )
+    return k_B

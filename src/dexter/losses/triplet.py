@@ -1,0 +1,125 @@
+"""Triplet loss with a margin over the hardest negatives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dexter.batches.batch import Positives
+from dexter.errors import UsageError
+from dexter.losses.differentiable import check_inputs
+from dexter.losses.settings import OneProcess, Streaming
+from dexter.losses.streaming import Gradients, Problem
+
+NEGATIVE_TEMPERATURE = 0.1
+"""Sharpness of the weights among violating negatives, as NGAME sets it."""
+
+
+def triplet(
+    queries_BD: Tensor,
+    labels_LD: Tensor,
+    positives: Positives,
+    *,
+    margin: float = 0.3,
+    num_negatives: int = 10,
+    ignore: Positives | None = None,
+    streaming: Streaming | None = None,
+) -> Tensor:
+    """Hinge between each positive and the hardest negatives of its query, as NGAME trains.
+
+    Scores are plain products s_il = <q_i, y_l>, without a temperature. H_i are the `num_negatives` labels of highest
+    score among those that are neither positive nor ignored for query i. For a positive p, V_ip are the labels n in H_i
+    that violate the margin, s_in - s_ip + margin > 0, and::
+
+        a_ipn  = exp(s_in / 0.1) / sum_{m in V_ip} exp(s_im / 0.1)
+        loss_i = 1/|P_i|  sum_{p in P_i}  w_ip  sum_{n in V_ip} a_ipn [ s_in - s_ip + margin ]
+
+    and the loss is the mean over queries with a positive. A positive whose margin nobody violates adds 0. The gradient
+    is that of the formula: it passes through the weights a, too.
+
+    Choose it to reproduce NGAME, or with normalised embeddings when a few hard negatives per query are all that is
+    wanted. It is blind to every other label; the softmax family sees them all at little more cost. NGAME draws one
+    positive per query: pass that one as `positives` and the others as `ignore`.
+
+    Args:
+        queries_BD: Query embeddings, normalised as a rule.
+        labels_LD: Label embeddings of the pool.
+        positives: Relevant pairs; weights, if any, multiply each pair's term.
+        margin: How far a positive must be above a negative.
+        num_negatives: Hardest negatives per query.
+        ignore: Pairs that are neither positive nor negative.
+        streaming: Mode and memory budget of the search for negatives. Label shards are not supported: the hardest
+            negatives over ranks are no maximum or sum.
+
+    Returns:
+        A scalar, differentiable by both embeddings.
+    """
+    settings = streaming or Streaming()
+    if num_negatives < 1:
+        raise UsageError(f"num_negatives must be at least 1, got {num_negatives}")
+    if not isinstance(settings.shard, OneProcess):
+        raise UsageError(
+            "triplet needs all labels on one rank: use softmax, decoupled_softmax or psl with sharded labels"
+        )
+    check_inputs(queries_BD, labels_LD, positives, ignore)
+    with torch.no_grad(), torch.autocast(queries_BD.device.type, enabled=False):
+        problem = Problem(
+            queries_BD.detach(),
+            labels_LD.detach(),
+            positives,
+            Gradients(None, None),
+            multiplier=1.0,
+            streaming=settings,
+            ignore=ignore,
+            mask_positives=True,
+            single_sweep=True,
+        )
+        hardest = _hardest(problem, num_negatives)
+    with torch.autocast(queries_BD.device.type, enabled=False):
+        return _hinge(queries_BD, labels_LD, problem, hardest, margin=margin)
+
+
+class Hardest(NamedTuple):
+    """The hardest negatives of the queries that take part."""
+
+    columns: Tensor
+    valid: Tensor
+    """False where a query has fewer negatives than asked for."""
+
+
+def _hardest(problem: Problem, num_negatives: int) -> Hardest:
+    """The labels of highest score that are not masked: a running top-k over the tiles."""
+    num_kept = min(num_negatives, problem.num_labels)
+    device = problem.labels_LD.device
+    scores_BN = torch.full((problem.num_rows, num_kept), -torch.inf, device=device)
+    columns_BN = torch.zeros((problem.num_rows, num_kept), dtype=torch.int64, device=device)
+    for block in problem.blocks():
+        for tile in block.sweep():
+            top = tile.scores.topk(min(num_kept, tile.scores.shape[1]), dim=1)
+            scores = torch.cat([scores_BN[block.rows], top.values], dim=1)
+            columns = torch.cat([columns_BN[block.rows], top.indices + tile.columns.start], dim=1)
+            scores_BN[block.rows], order = scores.topk(num_kept, dim=1)
+            columns_BN[block.rows] = columns.gather(1, order)
+    return Hardest(columns_BN, torch.isfinite(scores_BN))
+
+
+def _hinge(queries_BD: Tensor, labels_LD: Tensor, problem: Problem, hardest: Hardest, *, margin: float) -> Tensor:
+    """The loss on the few gathered pairs, left to autograd."""
+    if not problem.num_rows:
+        return (queries_BD.float().sum() + labels_LD.float().sum()) * 0.0
+    queries = queries_BD[problem.chosen_B].float()
+    rows, columns = problem.positives.rows, problem.positives.columns
+    # Products and sums, not a matrix product: autocast would run the latter's backward in low precision.
+    negatives_BN = (queries[:, None] * labels_LD[hardest.columns].float()).sum(2)
+    positives_P = (queries[rows] * labels_LD[columns].float()).sum(1)
+    hinge_PN = negatives_BN[rows] - positives_P[:, None] + margin
+    violating_PN = (hinge_PN > 0) & hardest.valid[rows]
+    # Rows without a violation get any finite logits: their weights meet only zeros.
+    logits_PN = (negatives_BN[rows] / NEGATIVE_TEMPERATURE).masked_fill(~violating_PN, -torch.inf)
+    logits_PN = torch.where(violating_PN.any(1, keepdim=True), logits_PN, 0.0)
+    losses_P = (torch.softmax(logits_PN, dim=1) * hinge_PN.masked_fill(~violating_PN, 0.0)).sum(1)
+    weights = problem.positives.weights
+    share_P = (torch.ones_like(losses_P) if weights is None else weights) / problem.counts_B[rows]
+    return (losses_P * share_P).sum() / problem.num_rows

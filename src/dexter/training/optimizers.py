@@ -1,0 +1,109 @@
+"""Parameter groups, the schedule, and one handle on the optimisers that share a step.
+
+Matrices decay, vectors and biases do not. Tables whose gradient is row-sparse go to `RowOptimizer`, which touches only
+the rows of the step; everything else goes to fused `AdamW`. The learning rate rises linearly, then falls linearly to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dexter.training.rows import RowOptimizer
+
+_BETAS = (0.9, 0.99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Parameters that share a learning rate."""
+
+    name: str
+    parameters: Sequence[tuple[str, nn.Parameter]]
+    learning_rate: float
+    weight_decay: float = 0.0
+    sparse: bool = False
+    """Whether their gradients are row-sparse."""
+
+
+class Optimizers:
+    """The optimisers of a run, stepped together under one schedule."""
+
+    def __init__(self, parts: Sequence[Part], *, num_steps: int, warmup: float, seed: int = 0) -> None:
+        self.parts = parts
+        self.num_steps = num_steps
+        self.num_warmup = max(1, round(warmup * num_steps))
+        dense = [group for part in parts if not part.sparse for group in _dense_groups(part)]
+        sparse = [
+            {"params": [parameter for _, parameter in part.parameters], "lr": part.learning_rate}
+            for part in parts
+            if part.sparse
+        ]
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if dense:
+            self._optimizers.append(torch.optim.AdamW(dense, betas=_BETAS, fused=True))
+        if sparse:
+            self._optimizers.append(RowOptimizer(sparse, lr=0.0, betas=_BETAS, seed=seed))
+        self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
+
+    def step(self, step: int, *, gradient_clip: float = 0.0) -> None:
+        """Update every parameter with the learning rate of this step, and forget the gradients."""
+        factor = self.schedule(step)
+        if gradient_clip:
+            nn.utils.clip_grad_norm_(self._dense_parameters(), gradient_clip)
+        for optimizer, peaks in zip(self._optimizers, self._peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def schedule(self, step: int) -> float:
+        """The share of the peak learning rate in a step, counted from zero."""
+        if step < self.num_warmup:
+            return (step + 1) / self.num_warmup
+        return max(0.0, (self.num_steps - step) / max(1, self.num_steps - self.num_warmup))
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor of the optimisers' state, by dotted name."""
+        return {
+            f"{name}.{key}": torch.as_tensor(value)
+            for name, parameter, optimizer in self._named()
+            for key, value in optimizer.state[parameter].items()
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        for name, parameter, optimizer in self._named():
+            prefix = f"{name}."
+            entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            optimizer.state[parameter] = {
+                key: value.to(parameter.device) if value.ndim else value for key, value in entries.items()
+            }
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
+        owners = {
+            id(parameter): optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for part in self.parts:
+            for name, parameter in part.parameters:
+                yield f"{part.name}/{name}", parameter, owners[id(parameter)]
+
+    def _dense_parameters(self) -> list[nn.Parameter]:
+        return [parameter for part in self.parts if not part.sparse for _, parameter in part.parameters]
+
+
+def _dense_groups(part: Part) -> list[dict[str, object]]:
+    """A part's parameters with decay (matrices) and without (vectors and biases)."""
+    matrices = [parameter for _, parameter in part.parameters if parameter.ndim > 1]
+    vectors = [parameter for _, parameter in part.parameters if parameter.ndim <= 1]
+    groups: list[dict[str, object]] = []
+    for parameters, decay in ((matrices, part.weight_decay), (vectors, 0.0)):
+        if parameters:
+            groups.append({"params": parameters, "lr": part.learning_rate, "weight_decay": decay})
+    return groups

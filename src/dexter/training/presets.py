@@ -1,0 +1,68 @@
+"""Settings that follow from the data and the machine: what is left at 0 or `auto` is decided here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from dexter.config import Config
+from dexter.data import Dataset
+
+_STATIC_RATE = 5e-3
+_TRANSFORMER_RATE = 5e-5
+_TRANSFORMER_REFERENCE_BATCH = 512
+_WEIGHTS_PER_STATIC_RATE = 10.0
+_STATIC_TOKENS = 1_000_000
+_TRANSFORMER_TOKENS = {"cpu": 1_024, "cuda": 16_384, "mps": 4_096}
+
+
+def resolve_presets(config: Config, dataset: Dataset) -> Config:
+    """The same configuration with every open value decided."""
+    device = _device(config.train.device)
+    static = config.encoder.kind == "static"
+    batch_size = config.batch.size or _batch_size(len(dataset.train), static=static)
+    rate = config.train.learning_rate or _learning_rate(batch_size, static=static)
+    tokens = _STATIC_TOKENS if static else _TRANSFORMER_TOKENS.get(device.split(":")[0], 4_096)
+    return replace(
+        config,
+        batch=replace(config.batch, size=batch_size),
+        train=replace(
+            config.train,
+            device=device,
+            learning_rate=rate,
+            weights_learning_rate=config.train.weights_learning_rate or rate * _WEIGHTS_PER_STATIC_RATE,
+            tokens_per_micro_batch=config.train.tokens_per_micro_batch or tokens,
+            threads=config.train.threads or len(os.sched_getaffinity(0)),
+        ),
+    )
+
+
+def describe(config: Config, dataset: Dataset) -> str:
+    """One line that says what a run will do."""
+    train, steps = config.train, -(-len(dataset.train) // config.batch.size)
+    return (
+        f"recipe {config.recipe}: {config.encoder.kind} encoder, loss {config.loss.name}, pool {config.batch.pool}, "
+        f"{train.epochs} epochs of {steps:,} steps x {config.batch.size} queries, "
+        f"learning rate {train.learning_rate:.2g}, "
+        f"{train.tokens_per_micro_batch:,} tokens per micro-batch, {train.device}, {train.threads} threads"
+    )
+
+
+def _batch_size(num_queries: int, *, static: bool) -> int:
+    """A power of two that makes 64 to 128 steps per epoch, within 32 and 1,024 queries (transformers: 16 and 512)."""
+    smallest, largest = (32, 1024) if static else (16, 512)
+    return min(largest, max(smallest, 1 << (max(1, num_queries // 64).bit_length() - 1)))
+
+
+def _learning_rate(batch_size: int, *, static: bool) -> float:
+    if static:
+        return _STATIC_RATE
+    return _TRANSFORMER_RATE * (batch_size / _TRANSFORMER_REFERENCE_BATCH) ** 0.5
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,265 @@
+"""Adam and Adagrad for tables of which a step touches a few rows: time and memory follow the rows, not the table.
+
+Every row has a clock of its own. A row that is touched for the n-th time is updated exactly as dense Adam or Adagrad
+would in its n-th step, however many steps of the run passed it by; a row that is not touched keeps its value and its
+state, bit for bit. (`torch.optim.SparseAdam` corrects its bias with the step of the run: the first update of a row that
+is met late is wrong by a factor of (1 - beta1) / sqrt(1 - beta2).)
+
+Tables and state may be stored in bfloat16. Rows are widened to float32, updated, and written back with stochastic
+rounding, up or down with the probability that makes the expectation exact. Rounding to nearest would drop every
+update smaller than 1/512 of a weight, and training would stall.
+
+Bytes per row of D elements, table and state, beside 4 for the row's clock (adam) or its sum (adagrad by row):
+    float32 table and state: adam 12 D, adagrad by element 8 D, adagrad by row 4 D;
+    bfloat16 table, float32 state: adam 10 D, adagrad by element 6 D, adagrad by row 2 D;
+    bfloat16 table and state: adam 6 D, adagrad by element 4 D.
+
+Shapes: R rows of the table, U rows touched in a step, D elements in a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dexter.errors import UsageError
+
+_BLOCK_ELEMENTS = 2**17
+"""Elements updated together: the temporaries stay in cache, and a step that touches every row stays in memory."""
+
+Group = dict[str, Any]
+State = dict[str, Tensor]
+
+
+class RowOptimizer(torch.optim.Optimizer):
+    """Row-sparse Adam or Adagrad, for parameters whose gradients are sparse COO tensors with one sparse dimension.
+
+    Several contributions to a row in one step are summed first. Every value in the state is a tensor, and a run that
+    is continued from the parameters and the state goes on bit for bit: the random bits of stochastic rounding are a
+    function of the seed, the parameter's position and its step. Every option below may be set per parameter group.
+
+    Args:
+        parameters: tables, or groups of them; float32 or bfloat16, contiguous.
+        lr: the learning rate.
+        kind: "adam" keeps two moments per element and the number of updates per row; "adagrad" a sum of squares.
+        betas: Adam's decay rates.
+        eps: added to the root in the denominator.
+        accumulate: Adagrad's sum of squared gradients "element" by element, or one per "row" of the mean square,
+            which takes D times less memory and gives every element of a row the same learning rate.
+        state_dtype: of Adam's moments and Adagrad's sums by element; sums by row are float32.
+        seed: of stochastic rounding.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        *,
+        lr: float,
+        kind: Literal["adam", "adagrad"] = "adam",
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        accumulate: Literal["row", "element"] = "row",
+        state_dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "kind": kind,
+            "betas": betas,
+            "eps": eps,
+            "accumulate": accumulate,
+            "state_dtype": state_dtype,
+            "seed": seed,
+        }
+        super().__init__(parameters, defaults)
+        for group in self.param_groups:
+            _check_group(group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the rows that have a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for position, (parameter, group) in enumerate(self._members()):
+            if parameter.grad is not None:
+                self._update(parameter, group, position)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave, in the types it was given in.
+
+        The base class would cast the state to the type of the parameter: float32 moments of a bfloat16 table would
+        lose half their bits, and the counts of its rows would no longer be whole numbers.
+        """
+        super().load_state_dict(state_dict)
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for (parameter, _), index in zip(self._members(), saved, strict=True):
+            entries = state_dict["state"].get(index, {})
+            self.state[parameter] = {
+                name: value.clone() if value.ndim == 0 else value.to(parameter.device, copy=True)
+                for name, value in entries.items()
+            }
+
+    def _members(self) -> Iterator[tuple[Tensor, Group]]:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                yield parameter, group
+
+    def _update(self, parameter: Tensor, group: Group, position: int) -> None:
+        rows_U, gradients_UD = sum_by_row(_sparse_gradient(parameter))
+        state = self.state[parameter]
+        if not state:
+            state.update(_fresh_state(parameter, group))
+        state["step"] += 1
+        generator = _generator(group["seed"], position, int(state["step"]), parameter.device)
+        tables = {name: _as_table(values) for name, values in state.items() if values.ndim}
+        update = _adam if group["kind"] == "adam" else _adagrad
+        block = max(1, _BLOCK_ELEMENTS // max(1, gradients_UD.shape[1]))
+        for rows, gradients in zip(torch.split(rows_U, block), torch.split(gradients_UD, block), strict=True):
+            update(_Rows(_as_table(parameter), tables, rows, generator), gradients, group)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a table and of its state: read as float32, written as what they are stored in."""
+
+    table: Tensor
+    state: State
+    rows: Tensor
+    generator: torch.Generator
+
+    def read(self, name: str) -> Tensor:
+        return self.state[name].index_select(0, self.rows).float()
+
+    def write(self, name: str, values: Tensor) -> None:
+        self._store(self.state[name], values)
+
+    def count(self) -> Tensor:
+        """How often each row was updated, this time included: [U, 1], float64 so that 1 - beta^count is exact."""
+        counts = self.state["count"].index_select(0, self.rows) + 1
+        self.state["count"].index_copy_(0, self.rows, counts)
+        return counts.double()
+
+    def subtract(self, change: Tensor) -> None:
+        self._store(self.table, self.table.index_select(0, self.rows).float().sub_(change))
+
+    def _store(self, target: Tensor, values: Tensor) -> None:
+        if target.dtype == torch.bfloat16:
+            values = round_stochastically(values, generator=self.generator)
+        target.index_copy_(0, self.rows, values)
+
+
+def _adam(rows: _Rows, gradients_UD: Tensor, group: Group) -> None:
+    beta1, beta2 = group["betas"]
+    means_UD = rows.read("exp_avg").lerp_(gradients_UD, 1 - beta1)
+    squares_UD = rows.read("exp_avg_sq").mul_(beta2).addcmul_(gradients_UD, gradients_UD, value=1 - beta2)
+    rows.write("exp_avg", means_UD)
+    rows.write("exp_avg_sq", squares_UD)
+    counts_U1 = rows.count()
+    rates_U1 = (group["lr"] / (1 - beta1**counts_U1)).float()
+    spreads_U1 = (1 - beta2**counts_U1).sqrt().float()
+    roots_UD = squares_UD.sqrt_().div_(spreads_U1).add_(group["eps"])
+    rows.subtract(means_UD.div_(roots_UD).mul_(rates_U1))
+
+
+def _adagrad(rows: _Rows, gradients_UD: Tensor, group: Group) -> None:
+    squares = gradients_UD.square()
+    if group["accumulate"] == "row":
+        squares = squares.mean(dim=1, keepdim=True)
+    sums = rows.read("sum").add_(squares)
+    rows.write("sum", sums)
+    rows.subtract(gradients_UD / sums.sqrt_().add_(group["eps"]) * group["lr"])
+
+
+def sum_by_row(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of a row-sparse gradient, ascending and each once, and their summed values: [U] and [U, D] float32."""
+    gradient = gradient.float()
+    if not gradient.is_coalesced():
+        rows_U = gradient._indices()[0]
+        # A pool of labels is ascending already: then there is nothing to sum, and no copy is made.
+        if not bool((rows_U[1:] > rows_U[:-1]).all()):
+            gradient = gradient.coalesce()
+    return gradient._indices()[0], _as_table(gradient._values().contiguous())
+
+
+def round_stochastically(values: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+    """Round float32 to one of the two neighbouring bfloat16 numbers at random, with the value as the expectation.
+
+    A bfloat16 is the upper half of a float32. Sixteen random bits are added to the lower half, which carries into the
+    upper half with a probability equal to the share that the lower half stands for; then the lower half is cleared.
+    """
+    # One draw of 64 bits serves four elements: drawing 16 bits at a time takes seven times as long.
+    words = torch.empty(-(-values.numel() // 4), dtype=torch.int64, device=values.device)
+    words.random_(-(2**63), None, generator=generator)
+    noise = words.view(torch.int16)[: values.numel()].to(torch.int32).bitwise_and_(0xFFFF)
+    bits = noise.view(values.shape).add_(values.contiguous().view(torch.int32)).bitwise_and_(-0x10000)
+    return bits.view(torch.float32).to(torch.bfloat16)
+
+
+def _sparse_gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout != torch.sparse_coo or gradient.sparse_dim() != 1:
+        raise UsageError(
+            f"a row optimiser was given a {gradient.layout} gradient of shape {tuple(gradient.shape)}: expected a "
+            "sparse COO gradient over rows; look rows up with sparse=True, or give this parameter to a dense optimiser"
+        )
+    return gradient
+
+
+def _fresh_state(parameter: Tensor, group: Group) -> State:
+    state = {"step": torch.zeros((), dtype=torch.int64)}
+    if group["kind"] == "adam":
+        state["count"] = torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device)
+        state["exp_avg"] = _zeros_like(parameter, group)
+        state["exp_avg_sq"] = _zeros_like(parameter, group)
+    elif group["accumulate"] == "row":
+        state["sum"] = torch.zeros(len(parameter), device=parameter.device)
+    else:
+        state["sum"] = _zeros_like(parameter, group)
+    return state
+
+
+def _zeros_like(parameter: Tensor, group: Group) -> Tensor:
+    return torch.zeros_like(parameter, dtype=group["state_dtype"], requires_grad=False)
+
+
+def _as_table(values: Tensor) -> Tensor:
+    """Anything with rows as [R, D], sharing its memory; one number per row is a table of one column."""
+    return values.detach().view(len(values), math.prod(values.shape[1:]))
+
+
+def _generator(seed: int, position: int, step: int, device: torch.device) -> torch.Generator:
+    mixed = np.random.SeedSequence((seed, position, step)).generate_state(1, np.uint64)[0]
+    return torch.Generator(device=device).manual_seed(int(mixed))
+
+
+def _check_group(group: Group) -> None:
+    """Raise a UsageError that names the first setting out of its range."""
+    allowed = {
+        "kind": ("adam", "adagrad"),
+        "accumulate": ("row", "element"),
+        "state_dtype": (torch.float32, torch.bfloat16),
+    }
+    for name, choices in allowed.items():
+        if group[name] not in choices:
+            raise UsageError(f"row optimiser: {name} is {group[name]!r}: expected one of {choices}")
+    for name, value in (("lr", group["lr"]), ("eps", group["eps"]), ("seed", group["seed"])):
+        if value < 0:
+            raise UsageError(f"row optimiser: {name} is {value}: expected 0 or more")
+    if not all(0 <= beta < 1 for beta in group["betas"]):
+        raise UsageError(f"row optimiser: betas are {group['betas']}: expected numbers in [0, 1)")
+    for parameter in group["params"]:
+        if parameter.dtype not in (torch.float32, torch.bfloat16) or not parameter.ndim:
+            raise UsageError(
+                f"row optimiser: a parameter of type {parameter.dtype} and shape {tuple(parameter.shape)}: "
+                "expected rows of float32 or bfloat16"
+            )

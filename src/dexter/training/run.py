@@ -1,0 +1,99 @@
+"""The run folder: opened once, its settings and the identity of its data kept with it, its end recorded.
+
+run/   config.toml      every setting, as resolved
+       data.sha256      which training data it belongs to
+       metrics.jsonl    one record per logged step and per validation
+       checkpoints/     the newest two states, each whole
+       model/           the best model on validation (see `dexter.model`)
+       run.json         how it ended
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dexter.config import Config, config_to_toml, load_config
+from dexter.data import Dataset
+from dexter.errors import UsageError
+from dexter.files import write_json, write_text
+from dexter.training.presets import resolve_presets
+
+_CONFIG, _DATA, _END = "config.toml", "data.sha256", "run.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    path: Path
+    config: Config
+    best: dict[str, float]
+    """Validation metrics of the published model; empty without a validation split."""
+    step: int
+    """The step after which that model was taken."""
+    seconds: float
+    """Time spent, over all resumes."""
+
+
+def open_run(
+    folder: Path, dataset: Dataset, recipe: str | Path, overrides: Mapping[str, Any], *, resume: bool
+) -> Config:
+    """Make a new run folder, or read the settings of the one to go on with."""
+    path = folder / _CONFIG
+    identity = _identity(dataset)
+    if resume and path.exists():
+        saved = load_config(path)
+        known = (folder / _DATA).read_text(encoding="utf-8").strip()
+        if known != identity:
+            raise UsageError(f"{folder} was started on other data than {dataset.name}: resume with the same data")
+        changed = {key: value for key, value in overrides.items() if _setting(saved, key) != value}
+        if changed:
+            raise UsageError(f"a resumed run keeps its settings; {', '.join(changed)} differ from {path}")
+        return saved
+    if folder.exists() and any(folder.iterdir()) and not resume:
+        raise UsageError(f"{folder} is not empty: choose another --out, or continue that run with --resume")
+    config = resolve_presets(load_config(recipe, overrides), dataset)
+    write_text(folder / _DATA, identity + "\n")
+    write_text(path, config_to_toml(config))
+    return config
+
+
+def _setting(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _identity(dataset: Dataset) -> str:
+    """A hash of the training texts, labels and pairs."""
+    digest = hashlib.sha256()
+    for texts in (dataset.label_ids, dataset.label_texts, dataset.train.uids, dataset.train.texts):
+        for text in texts:
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\x00")
+    for array in (dataset.train.relevance.indptr, dataset.train.relevance.indices, dataset.train.relevance.data):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def record_end(folder: Path, *, best: Mapping[str, float], best_step: int, seconds: float, **more: float) -> None:
+    """Mark the run as finished."""
+    write_json(folder / _END, {"best": dict(best), "best_step": best_step, "seconds": seconds, **more})
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run went to its end."""
+    return (folder / _END).exists()
+
+
+def read_run(folder: Path) -> Run:
+    """A finished run."""
+    ended = json.loads((folder / _END).read_text(encoding="utf-8"))
+    return Run(folder, load_config(folder / _CONFIG), ended["best"], ended["best_step"], ended["seconds"])

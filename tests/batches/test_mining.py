@@ -1,0 +1,93 @@
+"""Hard negatives: the shortlist against a slow loop, and draws without replacement."""
+
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix, random_array
+
+from dexter.batches.mining import best_positive_scores, draw_hard_negatives, mine_hard_negatives
+from dexter.errors import UsageError
+
+
+@pytest.fixture
+def case():
+    rng = np.random.default_rng(0)
+    queries = rng.integers(-3, 4, (17, 5)).astype(np.float32)
+    labels = rng.integers(-3, 4, (203, 5)).astype(np.float32)
+    relevant = random_array((17, 203), density=0.03, rng=1).toarray()
+    relevant[3] = 0  # a query without positives
+    return queries, labels, csr_matrix(relevant, dtype=np.float32)
+
+
+def slow_shortlist(queries, labels, relevance, count, margin):
+    lists = []
+    for row, scores in enumerate(queries @ labels.T):
+        positives = set(relevance[[row]].indices)
+        limit = max((scores[label] for label in positives), default=np.inf) + margin
+        kept = [label for label in range(len(labels)) if label not in positives and scores[label] <= limit]
+        ranked = sorted(kept, key=lambda label: (-scores[label], label))[:count]
+        lists.append(ranked + [-1] * (count - len(ranked)))
+    return np.array(lists)
+
+
+@pytest.mark.parametrize("margin", [None, 2.0, 0.0, -30.0])
+def test_a_shortlist_is_the_top_without_positives_and_suspects(case, margin):
+    mined = mine_hard_negatives(*case, num_negatives=12, margin=margin)
+    np.testing.assert_array_equal(mined, slow_shortlist(*case, 12, np.inf if margin is None else margin))
+    assert mined.dtype == np.int32
+
+
+def test_best_positive_scores_over_several_blocks(case, monkeypatch):
+    monkeypatch.setattr("dexter.batches.mining.PAIRS_AT_ONCE", 4)
+    queries, labels, relevance = case
+    scores = np.where(relevance.toarray() > 0, queries @ labels.T, -np.inf)
+    np.testing.assert_array_equal(best_positive_scores(queries, labels, relevance), scores.max(axis=1))
+
+
+def test_draws_between_refreshes_are_without_replacement_and_complete():
+    shortlist = np.random.default_rng(0).permuted(np.tile(np.arange(100), (40, 1)), axis=1)[:, :30]
+    rows = np.array([5, 39, 0, 17])
+    draws = [draw_hard_negatives(shortlist, rows, 6, epoch=10 + e, refreshed_at=10, seed=1) for e in range(5)]
+    assert all(draw.shape == (4, 6) for draw in draws)
+    np.testing.assert_array_equal(np.sort(np.concatenate(draws, axis=1)), np.sort(shortlist[rows]))
+
+
+def test_draws_depend_on_the_query_not_on_its_batch_and_change_with_seed_and_refresh():
+    shortlist = np.tile(np.arange(30), (50, 1))
+
+    def draw(rows, seed=1, refreshed_at=0, epoch=0):
+        return draw_hard_negatives(shortlist, np.array(rows), 5, epoch=epoch, refreshed_at=refreshed_at, seed=seed)
+
+    np.testing.assert_array_equal(draw([3, 8])[1], draw([8, 40, 2])[0])
+    assert (draw([3])[0] != draw([4])[0]).any()
+    assert (draw([3])[0] != draw([3], seed=2)[0]).any()
+    assert (draw([3])[0] != draw([3], epoch=5, refreshed_at=5)[0]).any()
+
+
+def test_every_place_of_the_shortlist_is_drawn_equally_often():
+    draws = draw_hard_negatives(
+        np.tile(np.arange(20), (20_000, 1)), np.arange(20_000), 4, epoch=0, refreshed_at=0, seed=0
+    )
+    counts = np.bincount(draws.ravel(), minlength=20)
+    assert abs(counts - 4000).max() < 5 * np.sqrt(4000 * 0.8)
+
+
+def test_a_new_order_begins_when_the_shortlist_is_used_up():
+    shortlist = np.tile(np.arange(7), (3, 1))
+    parts = [draw_hard_negatives(shortlist, np.arange(3), 3, epoch=e, refreshed_at=0, seed=0) for e in range(4)]
+    for first, second in (parts[:2], parts[2:]):
+        assert all(len(set(row)) == 6 for row in np.concatenate([first, second], axis=1))
+    assert (parts[0] != parts[2]).any()
+
+
+def test_gaps_are_drawn_last_and_long_draws_are_the_whole_list():
+    shortlist = np.array([[4, -1, 9, -1], [1, 2, 3, 5]])
+    assert (draw_hard_negatives(shortlist, np.array([0]), 2, epoch=0, refreshed_at=0, seed=0) >= 0).all()
+    assert (draw_hard_negatives(shortlist, np.array([0]), 2, epoch=1, refreshed_at=0, seed=0) == -1).all()
+    whole = draw_hard_negatives(shortlist, np.array([1]), 9, epoch=3, refreshed_at=0, seed=0)
+    assert sorted(whole[0]) == [1, 2, 3, 5]
+    assert draw_hard_negatives(shortlist, np.array([1]), 0, epoch=3, refreshed_at=0, seed=0).shape == (1, 0)
+
+
+def test_an_epoch_before_the_refresh_is_an_error():
+    with pytest.raises(UsageError, match="refreshed_at"):
+        draw_hard_negatives(np.zeros((2, 2), dtype=np.int32), np.array([0]), 1, epoch=1, refreshed_at=2, seed=0)

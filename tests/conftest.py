@@ -1,0 +1,59 @@
+"""A small world with an answer: every label is a pair of words, and a query that holds both words wants the label."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from dexter.data import Dataset, Split
+
+WORDS = [
+    "river", "stone", "cloud", "amber", "violin", "copper", "falcon", "garden", "harbor", "island", "jungle", "kettle",
+    "lantern", "meadow", "needle", "orchid", "pepper", "quartz", "ribbon", "saddle",
+]  # fmt: skip
+FILLER = ["the", "of", "and", "with", "about", "some", "very", "old", "new", "small"]
+
+
+def make_world(*, num_train=400, num_test=80, num_labels=37, seed=0):
+    """A data set whose queries name their labels among filler words."""
+    generator = np.random.default_rng(seed)
+    pairs = [(a, b) for a in range(len(WORDS)) for b in range(a + 1, len(WORDS))]
+    chosen = [pairs[index] for index in generator.permutation(len(pairs))[:num_labels]]
+    label_texts = [f"{WORDS[a]} {WORDS[b]}" for a, b in chosen]
+
+    def split(size, name):
+        texts, rows, columns = [], [], []
+        for row in range(size):
+            labels = generator.choice(num_labels, size=generator.integers(1, 4), replace=False)
+            words = [word for label in labels for word in label_texts[label].split()]
+            words += list(generator.choice(FILLER, size=5))
+            texts.append(" ".join(generator.permutation(words)))
+            rows += [row] * len(labels)
+            columns += list(labels)
+        relevance = csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(size, num_labels))
+        return Split(texts, [f"{name}-{row}" for row in range(size)], relevance)
+
+    return Dataset("world", label_texts, [f"L{i}" for i in range(num_labels)], split(num_train, "trn"), split(num_test, "tst"))
+
+
+@pytest.fixture(scope="session")
+def world():
+    return make_world()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Two threads on a shared machine are slower than one, and the arithmetic must not depend on the load."""
+    torch.set_num_threads(1)
+
+
+SMALL = {
+    "encoder.pretrained": "none",
+    "encoder.dimension": 32,
+    "batch.size": 32,
+    "train.learning_rate": 0.02,
+    "train.threads": 1,
+    "train.epochs": 2,
+    "validation.fraction": 0.1,
+}
+"""Settings of a run that takes a second or two."""

@@ -1,0 +1,193 @@
+"""Tokens: the same ids as the plain tokenizer, gathered without a loop, cached and never trusted blindly."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from dexter.data import tokens as tokens_module
+from dexter.data.tokens import load_tokens, tokenize
+from dexter.errors import ModelError, UsageError
+
+WORDS = [f"w{number}" for number in range(50)]
+
+
+def make_tokenizer(extra: int = 0) -> Tokenizer:
+    names = ["[UNK]", "[CLS]", "[SEP]", *WORDS, *(f"x{number}" for number in range(extra))]
+    tokenizer = Tokenizer(WordLevel({name: index for index, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    return tokenizer
+
+
+@pytest.fixture
+def texts():
+    generator = np.random.default_rng(0)
+    return [" ".join(generator.choice(WORDS, size)) for size in generator.integers(0, 12, 301)] + [
+        "",
+        "unknown",
+        "é w1",
+    ]
+
+
+@pytest.mark.parametrize("special_tokens", [False, True])
+def test_equal_to_the_plain_tokenizer(texts, special_tokens, monkeypatch):
+    monkeypatch.setattr(tokens_module, "_BLOCK_TEXTS", 37)
+    tokenizer = make_tokenizer()
+    found = tokenize(texts, tokenizer, max_length=64, max_characters=1000, special_tokens=special_tokens)
+    expected = [tokenizer.encode(text, add_special_tokens=special_tokens).ids for text in texts]
+    assert len(found) == len(texts)
+    assert found.ids.dtype == np.uint16
+    assert [found.row(row).tolist() for row in range(len(texts))] == expected
+    assert found.row(-1).tolist() == expected[-1]
+    assert found.lengths.tolist() == [len(ids) for ids in expected]
+    assert found.num_truncated == 0
+    with pytest.raises(IndexError):
+        found.row(len(texts))
+
+
+def test_select_equals_a_loop(texts):
+    found = tokenize(texts, make_tokenizer(), max_length=64, max_characters=1000)
+    generator = np.random.default_rng(1)
+    empty_row = texts.index("")
+    for rows in (generator.integers(0, len(texts), 97), [], [empty_row], [len(texts) - 1, 0, 0, -1]):
+        selected = found.select(rows)
+        expected = [found.row(int(row)).tolist() for row in rows]
+        assert selected.ids.tolist() == [token for ids in expected for token in ids]
+        assert selected.offsets.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
+        ids, offsets = selected
+        assert len(ids) == offsets[-1]
+
+
+def test_truncation_is_counted_once_per_text():
+    texts = ["w1 w2 w3", "w1 w2 w3 w4", "w1 w2 w3 w4 w5", "w1 " + " " * 200 + "w2", "w1"]
+    found = tokenize(texts, make_tokenizer(), max_length=3, max_characters=100)
+    assert found.lengths.tolist() == [3, 3, 3, 1, 1]
+    assert found.num_truncated == 3
+    special = tokenize(texts, make_tokenizer(), max_length=3, max_characters=100, special_tokens=True)
+    assert special.row(1).tolist() == [1, 4, 2]
+    assert special.num_truncated == 4
+
+
+def test_characters_are_cut_before_tokenising():
+    found = tokenize(["w1 w23"], make_tokenizer(), max_length=10, max_characters=5)
+    assert found.row(0).tolist() == make_tokenizer().encode("w1 w2", add_special_tokens=False).ids
+    assert found.num_truncated == 1
+
+
+def test_the_tokenizer_is_neither_obeyed_nor_changed(texts):
+    tokenizer = make_tokenizer()
+    tokenizer.enable_padding(length=32)
+    tokenizer.enable_truncation(2)
+    before = tokenizer.to_str()
+    found = tokenize(texts, tokenizer, max_length=64, max_characters=1000)
+    assert tokenizer.to_str() == before
+    assert found.lengths.max() == 11
+
+
+def test_large_vocabularies_get_wider_ids():
+    found = tokenize(["x69999 w1"], make_tokenizer(extra=70_000), max_length=4, max_characters=100)
+    assert found.ids.dtype == np.int32
+    assert found.row(0).tolist() == [70_052, 4]
+
+
+def test_lone_surrogates_do_not_stop_it(tmp_path):
+    found = tokenize(["w1 \ud800 w2"], make_tokenizer(), max_length=8, max_characters=100, cache=tmp_path)
+    assert found.row(0).tolist() == [4, 0, 5]
+
+
+def test_no_texts(tmp_path):
+    for cache in (None, tmp_path):
+        found = tokenize([], make_tokenizer(), max_length=8, max_characters=100, cache=cache)
+        assert len(found) == 0
+        assert found.select([]).ids.tolist() == []
+
+
+@pytest.mark.parametrize(("max_length", "max_characters"), [(2, 10), (0, 10), (8, 0)])
+def test_impossible_limits(max_length, max_characters):
+    with pytest.raises(UsageError, match="max_"):
+        tokenize(["w1"], make_tokenizer(), max_length=max_length, max_characters=max_characters, special_tokens=True)
+
+
+def test_cache_hit(texts, tmp_path, monkeypatch):
+    settings = {"max_length": 8, "max_characters": 100, "cache": tmp_path}
+    first = tokenize(texts, make_tokenizer(), **settings)
+    plain = tokenize(texts, make_tokenizer(), max_length=8, max_characters=100)
+    assert isinstance(first.ids, np.memmap)
+    monkeypatch.setattr(tokens_module._Encoder, "blocks", None)
+    again = tokenize(texts, make_tokenizer(), **settings)
+    for found in (first, again):
+        assert np.array_equal(found.ids, plain.ids)
+        assert np.array_equal(found.offsets, plain.offsets)
+        assert found.num_truncated == plain.num_truncated
+    with pytest.raises(ValueError, match="read-only"):
+        again.ids[0] = 1
+
+
+def test_cache_miss_for_anything_that_matters(texts, tmp_path):
+    base = {"texts": texts, "tokenizer": make_tokenizer(), "max_length": 8, "max_characters": 100}
+    variants = [
+        base,
+        base | {"texts": [*texts, "w1"]},
+        base | {"texts": [texts[0] + texts[1], "", *texts[2:]]},
+        base | {"tokenizer": make_tokenizer(extra=1)},
+        base | {"max_length": 9},
+        base | {"max_characters": 101},
+        base | {"special_tokens": True},
+    ]
+    for number, variant in enumerate(variants, start=1):
+        tokenize(**variant, cache=tmp_path)
+        assert len(list(tmp_path.iterdir())) == number
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest", "no manifest"])
+def test_damaged_cache_is_rebuilt(texts, tmp_path, damage, caplog):
+    settings = {"max_length": 8, "max_characters": 100, "cache": tmp_path}
+    good = tokenize(texts, make_tokenizer(), **settings)
+    expected = np.array(good.ids)
+    (folder,) = tmp_path.iterdir()
+    ids, manifest = folder / "ids.bin", folder / "MANIFEST.json"
+    content = bytearray(ids.read_bytes())
+    content[5] ^= 1
+    if damage == "flip":
+        ids.write_bytes(content)
+    elif damage == "cut":
+        ids.write_bytes(content[:-2])
+    elif damage == "missing":
+        ids.unlink()
+    elif damage == "manifest":
+        manifest.write_text("{")
+    else:
+        manifest.unlink()
+    with pytest.raises(ModelError):
+        load_tokens(folder)
+    with caplog.at_level(logging.WARNING):
+        again = tokenize(texts, make_tokenizer(), **settings)
+    assert "rebuilt" in caplog.text
+    assert np.array_equal(again.ids, expected)
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    load_tokens(folder)
+
+
+def test_inconsistent_cache_is_refused_even_when_sealed(texts, tmp_path):
+    from dexter.files import write_manifest
+
+    tokenize(texts, make_tokenizer(), max_length=8, max_characters=100, cache=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    facts = json.loads((folder / "tokens.json").read_text())
+    (folder / "tokens.json").write_text(json.dumps(facts | {"dtype": "int32"}))
+    write_manifest(folder)
+    with pytest.raises(ModelError, match="ids"):
+        load_tokens(folder)
+
+
+def test_progress_is_silent_off_a_terminal(texts, capfd):
+    tokenize(texts, make_tokenizer(), max_length=8, max_characters=100, progress=True)
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,165 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from torch.nn import functional
+
+from dexter.encoders.classifier import (
+    ClassifierTable,
+    borrow_rows,
+    centroids,
+    starting_rows,
+    unify_by_neighbours,
+    unify_by_scaling,
+)
+from dexter.errors import UsageError
+
+STORAGES = ["float32", "bfloat16"]
+
+
+def table_of(num_labels=11, dimension=6, **settings):
+    table = ClassifierTable(num_labels, dimension, **settings)
+    table.initialise(torch.randn(num_labels, dimension, generator=torch.Generator().manual_seed(0)))
+    return table
+
+
+def unit(*shape, seed=0):
+    return functional.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("labels", [None, [10, 0, 3, 10]], ids=["all", "some"])
+def test_rows_and_their_gradient_equal_dense_indexing(storage, labels):
+    table = table_of(storage=storage)
+    dense = table.weight.detach().float().requires_grad_()
+    labels = None if labels is None else torch.tensor(labels)
+    rows, expected = table.rows(labels), dense if labels is None else dense[labels]
+    assert rows.dtype == torch.float32
+    assert torch.equal(rows, expected)
+    weights = torch.randn(rows.shape)
+    (rows * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert table.weight.grad.is_sparse and table.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(table.weight.grad.to_dense(), dense.grad)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_several_lookups_in_a_step_add_up_without_rounding(storage):
+    table = table_of(storage=storage)
+    small = 1 + 2.0**-12  # bfloat16 cannot hold it
+    for labels in ([1, 2, 1], [2], [10]):
+        (table.rows(torch.tensor(labels)) * small).sum().backward()
+    expected = torch.zeros(11, 6)
+    expected[[1, 2, 10]] = torch.tensor([2.0, 2.0, 1.0])[:, None] * small
+    assert torch.equal(table.weight.grad.to_dense(), expected)
+
+
+def test_a_copied_or_reloaded_table_still_learns():
+    table = table_of(storage="bfloat16")
+    other = copy.deepcopy(table)
+    other.load_state_dict(table.state_dict())
+    assert other.weight.dtype == torch.bfloat16
+    other.rows(torch.tensor([3])).sum().backward()
+    assert other.weight.grad.dtype == torch.float32
+
+
+def test_dropout_is_for_training_only():
+    table = table_of(dimension=400, dropout=0.25)
+    table.initialise(torch.ones(11, 400))
+    labels = torch.tensor([1, 5])
+    torch.manual_seed(0)
+    rows = table.rows(labels)
+    dropped = rows == 0
+    assert 0.15 < dropped.float().mean() < 0.35
+    torch.testing.assert_close(rows[~dropped], torch.full_like(rows[~dropped], 1 / 0.75))
+    rows.sum().backward()
+    assert torch.equal(table.weight.grad.to_dense()[labels] == 0, dropped)
+    assert torch.equal(table.eval().rows(labels), torch.ones(2, 400))
+
+
+def test_wrong_arguments_are_errors():
+    with pytest.raises(UsageError, match="float16"):
+        ClassifierTable(3, 2, storage="float16")
+    with pytest.raises(UsageError, match="dropout"):
+        ClassifierTable(3, 2, dropout=1.0)
+    with pytest.raises(UsageError, match=r"\(4, 2\).*\(3, 2\)"):
+        ClassifierTable(3, 2).initialise(torch.zeros(4, 2))
+    with pytest.raises(UsageError, match="4 vectors for 3 queries"):
+        centroids(torch.zeros(4, 2), csr_matrix((3, 5)))
+    with pytest.raises(UsageError, match="2 labels for 3 vectors"):
+        unify_by_scaling(torch.zeros(3, 2), torch.zeros(3, 2), np.array([1, 0]))
+
+
+def relevance_of(num_queries=9, num_labels=7):
+    generator = np.random.default_rng(0)
+    dense = generator.random((num_queries, num_labels)) * (generator.random((num_queries, num_labels)) < 0.4)
+    dense[:, 6] = 0  # the last label has no query
+    dense[2] = 0  # and one query no label
+    return csr_matrix(dense)
+
+
+def test_centroids_equal_a_slow_loop():
+    relevance, queries = relevance_of(), torch.randn(9, 4)
+    found = centroids(queries, relevance)
+    assert found.dtype == torch.float32
+    for label in range(7):
+        weights = torch.from_numpy(relevance[:, [label]].toarray().ravel()).float()
+        expected = weights @ queries / weights.sum() if weights.sum() else torch.zeros(4)
+        torch.testing.assert_close(found[label], expected)
+
+
+def test_rows_start_between_text_and_queries():
+    relevance, queries, labels = relevance_of(), unit(9, 4), 3 * unit(7, 4, seed=1)
+    rows = starting_rows(labels, queries, relevance)
+    middle = centroids(queries, relevance)
+    seen = torch.from_numpy(np.diff(relevance.tocsc().indptr) > 0)
+    cosines = functional.cosine_similarity(rows, labels), functional.cosine_similarity(rows, middle)
+    torch.testing.assert_close(cosines[0][seen], cosines[1][seen])
+    torch.testing.assert_close(rows[~seen], labels[~seen] / 3)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_search_rows_are_unit_and_unseen_ones_fall_back(storage):
+    table, counts = table_of(storage=storage), np.array([1, 0, 3] + [1] * 7 + [0])
+    before = table.weight.detach().clone()
+    rows = table.search_rows(counts)
+    seen = counts > 0
+    torch.testing.assert_close(rows.norm(dim=1), torch.from_numpy(seen).float())
+    torch.testing.assert_close(rows[0], functional.normalize(before[0].float(), dim=0))
+    fallback = 5 * unit(11, 6, seed=2)
+    filled = table.search_rows(counts, fallback)
+    assert torch.equal(filled[seen], rows[seen])
+    torch.testing.assert_close(filled[~seen], fallback[~seen] / 5)
+    assert torch.equal(table.weight, before)
+
+
+def test_scaling_gives_unseen_labels_the_dual_score_alone():
+    dual, rows, counts = unit(5, 3), unit(5, 4, seed=1), np.array([1, 0, 2, 5, 0])
+    query_dual, query_rows = unit(3, seed=2), unit(4, seed=3)
+    scores = unify_by_scaling(7 * dual, 9 * rows, counts, scale=1.5) @ torch.cat([query_dual, query_rows])
+    torch.testing.assert_close(scores[[0, 2, 3]], (dual @ query_dual + rows @ query_rows)[[0, 2, 3]])
+    torch.testing.assert_close(scores[[1, 4]], 1.5 * (dual @ query_dual)[[1, 4]])
+
+
+def test_borrowed_rows_equal_a_slow_loop():
+    dual, rows = unit(12, 3), unit(12, 4, seed=1)
+    counts = np.array([1, 0, 2, 5, 0, 1, 1, 1, 4, 0, 2, 0])
+    seen = np.flatnonzero(counts)
+    found = borrow_rows(7 * dual, 9 * rows, counts, num_neighbours=3)
+    for label in range(12):
+        expected = rows[label]
+        if not counts[label]:
+            order = sorted(seen, key=lambda other: -float(dual[label] @ dual[other]))
+            expected = functional.normalize(rows[order[:3]].mean(dim=0), dim=0)
+        torch.testing.assert_close(found[label], expected)
+    unified = unify_by_neighbours(7 * dual, 9 * rows, counts, num_neighbours=3)
+    torch.testing.assert_close(unified, torch.cat([dual, found], dim=1))
+
+
+def test_borrowing_at_the_edges():
+    dual, rows = unit(3, 2), unit(3, 2, seed=1)
+    torch.testing.assert_close(borrow_rows(dual, rows, np.array([1, 1, 1])), rows)
+    assert not borrow_rows(dual, rows, np.zeros(3, dtype=int)).any()
+    torch.testing.assert_close(borrow_rows(dual, rows, np.array([0, 4, 0])), rows[[1, 1, 1]])

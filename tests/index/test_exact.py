@@ -1,0 +1,142 @@
+"""Exact search against a full sort, on sizes that divide nothing."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix, random_array
+
+import dexter.index.exact as exact
+from dexter.errors import ModelError, UsageError
+from dexter.index import search
+
+
+def whole_numbers(rng, shape, span=3):
+    """Small integers: products are exact in float32 whatever the order of summation, and ties abound."""
+    return rng.integers(-span, span + 1, shape).astype(np.float32)
+
+
+def slow_search(queries, labels, k, forbidden=None):
+    scores = queries.astype(np.float64) @ labels.astype(np.float64).T
+    if forbidden is not None:
+        scores[forbidden] = -np.inf
+    ids = np.full((len(queries), k), -1)
+    top = np.full((len(queries), k), -np.inf)
+    for row, values in enumerate(scores):
+        ranked = sorted(
+            (label for label in range(len(labels)) if values[label] > -np.inf),
+            key=lambda label: (-values[label], label),
+        )
+        ids[row, : len(ranked[:k])] = ranked[:k]
+        top[row, : len(ranked[:k])] = values[ranked[:k]]
+    return ids, top
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "num_labels", "k"),
+    [(1, 1, 1), (3, 31, 5), (7, 33, 33), (5, 20, 40), (13, 1003, 7), (9, 2111, 100), (0, 10, 3)],
+)
+@pytest.mark.parametrize("memory_budget", [1, 100_000, 2**28])
+def test_agrees_with_a_full_sort_also_in_ties(num_queries, num_labels, k, memory_budget):
+    rng = np.random.default_rng(num_labels)
+    queries, labels = whole_numbers(rng, (num_queries, 6)), whole_numbers(rng, (num_labels, 6))
+    found = search(queries, labels, k, memory_budget=memory_budget)
+    ids, scores = slow_search(queries, labels, k)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.scores, scores)
+    assert found.ids.dtype == np.int64
+    assert found.scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("memory_budget", [50_000, 2**28])
+def test_tiles_of_rows_and_products_of_columns(memory_budget, monkeypatch):
+    monkeypatch.setattr(exact, "ROWS", 5)
+    monkeypatch.setattr(exact, "PRODUCT_COLUMNS", 64)
+    rng = np.random.default_rng(0)
+    queries, labels = whole_numbers(rng, (23, 4)), whole_numbers(rng, (777, 4))
+    exclude = csr_matrix(random_array((23, 777), density=0.3, rng=1))
+    found = search(queries, labels, 9, exclude=exclude, memory_budget=memory_budget)
+    np.testing.assert_array_equal(found.ids, slow_search(queries, labels, 9, exclude.toarray() != 0)[0])
+
+
+def test_all_scores_equal_ranks_by_id():
+    found = search(np.zeros((4, 3)), np.ones((500, 3)), 50)
+    np.testing.assert_array_equal(found.ids, np.tile(np.arange(50), (4, 1)))
+
+
+def test_minus_zero_equals_zero():
+    labels = np.array([[1.0], [-1.0], [1.0], [-1.0]], dtype=np.float32)
+    np.testing.assert_array_equal(search(np.zeros((1, 1), dtype=np.float32), labels, 4).ids, [[0, 1, 2, 3]])
+
+
+def test_real_vectors_have_the_scores_of_torch_topk():
+    queries, labels = torch.randn(37, 24), torch.randn(4099, 24)
+    found = search(queries, labels, 20)
+    expected = torch.topk(queries @ labels.T, 20)
+    np.testing.assert_allclose(found.scores, expected.values, rtol=1e-5)
+    assert (found.ids == expected.indices.numpy()).mean() > 0.99
+
+
+def test_excluded_pairs_are_never_returned_and_leave_gaps_only_at_the_end():
+    rng = np.random.default_rng(2)
+    queries, labels = whole_numbers(rng, (11, 5)), whole_numbers(rng, (140, 5))
+    forbidden = rng.random((11, 140)) < 0.5
+    forbidden[4, :137] = True  # three labels left or fewer, less than k
+    forbidden[5, :] = True  # none left
+    forbidden[6, 139] = True  # the last label
+    found = search(queries, labels, 8, exclude=csr_matrix(forbidden))
+    ids, scores = slow_search(queries, labels, 8, forbidden)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.scores, scores)
+    assert (found.ids[5] == -1).all()
+
+
+def test_labels_above_the_ceiling_make_room_for_the_next():
+    rng = np.random.default_rng(4)
+    queries, labels = whole_numbers(rng, (6, 5)), whole_numbers(rng, (333, 5))
+    ceiling = np.array([-np.inf, -3, 0, 2, 5, np.inf], dtype=np.float32)
+    found = search(queries, labels, 10, ceiling=ceiling)
+    forbidden = queries @ labels.T > ceiling[:, None]
+    np.testing.assert_array_equal(found.ids, slow_search(queries, labels, 10, forbidden)[0])
+
+
+def test_half_precision_and_float64_are_scored_as_float32():
+    rng = np.random.default_rng(5)
+    queries, labels = whole_numbers(rng, (3, 4)), whole_numbers(rng, (100, 4))
+    expected = search(queries, labels, 6).ids
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        found = search(torch.tensor(queries).to(dtype), torch.tensor(labels).to(dtype), 6)
+        np.testing.assert_array_equal(found.ids, expected)
+
+
+def test_inputs_stay_as_they_were_and_need_no_gradient():
+    queries, labels = torch.randn(5, 3, requires_grad=True), torch.randn(50, 3, requires_grad=True)
+    before = labels.detach().clone()
+    search(queries, labels, 4)
+    assert torch.equal(labels, before)
+    assert labels.grad is None
+
+
+def test_the_tiling_keeps_to_the_budget():
+    for num_labels, k in [(131_072, 100), (1_300_000, 10), (5_000, 1_000), (10_000_000, 100)]:
+        for budget in (2**24, 2**28):
+            tiling = exact._choose_tiling(100_000, num_labels, budget)
+            num_scores = tiling.num_products * tiling.rows * tiling.width
+            scores_and_maxima = 4 * num_scores * (1 + 1 / exact.GROUP)
+            found = 3 * 8 * tiling.rows * min(k, num_labels)
+            selection = 40 * max(exact.CPU_KEYS, k * exact.GROUP)
+            assert scores_and_maxima + found + selection <= budget
+
+
+def test_wrong_arguments_say_what_was_expected():
+    queries, labels = np.ones((2, 3), dtype=np.float32), np.ones((4, 3), dtype=np.float32)
+    with pytest.raises(UsageError, match="one width"):
+        search(queries, labels[:, :2], 1)
+    with pytest.raises(UsageError, match="1 or more"):
+        search(queries, labels, 0)
+    with pytest.raises(UsageError, match="queries x labels"):
+        search(queries, labels, 1, exclude=csr_matrix((4, 2)))
+    with pytest.raises(UsageError, match="one number per query"):
+        search(queries, labels, 1, ceiling=np.zeros(3, dtype=np.float32))
+    labels[2, 1] = np.nan
+    with pytest.raises(ModelError, match="not a number"):
+        search(queries, labels, 1)

@@ -1,0 +1,193 @@
+"""What streaming promises: memory, shards, skipping, the layout that follows from a budget."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from cases import NAMES, STREAMED, make_case, random_pairs, relative_errors, run
+from reference_losses import Case
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dexter.losses
+from dexter.batches import Positives
+from dexter.errors import UsageError
+from dexter.losses import Saving, Streaming, value_and_grad
+from dexter.losses.settings import choose_layout
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the largest number of elements that any operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, Tensor):
+                self.num_elements = max(self.num_elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("mode", ["auto", "tiles", "chunks"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_tensor_reaches_queries_times_labels(name, mode):
+    num_queries, num_labels = 64, 6000
+    case = make_case(num_queries, num_labels, 8)
+    with LargestTensor() as seen:
+        run(name, case, Streaming(mode=mode))
+    assert seen.num_elements < num_queries * num_labels
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_stay_small_however_many_labels(name):
+    case = make_case(64, 6000, 2)
+    with LargestTensor() as seen:
+        run(name, case, Streaming(mode="chunks", memory_budget=4 * 64 * 100))
+    # The label table and its gradient are the largest tensors left; soft top-k adds its sample of labels.
+    sample = 64 * 3000 if name == "soft_topk" else 0
+    assert seen.num_elements <= max(6000 * 2, sample)
+
+
+def test_layout_follows_from_the_budget():
+    megabyte = 2**20
+    tiles = choose_layout(Streaming(memory_budget=128 * megabyte), 1024, 131_072)
+    assert (tiles.keep, tiles.row_block) == (True, 256)
+    assert tiles.row_block * tiles.label_chunk <= megabyte
+    chunks = choose_layout(Streaming(memory_budget=128 * megabyte), 1024, 1_310_720)
+    assert not chunks.keep
+    assert (chunks.row_block, chunks.label_chunk) == (512, 1024)
+    tight = choose_layout(Streaming(mode="chunks", memory_budget=megabyte), 1024, 1_310_720)
+    assert 4 * tight.row_block * tight.label_chunk <= megabyte
+    assert choose_layout(Streaming(row_block=3, label_chunk=5), 7, 53).row_block == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mode": "rows"},
+        {"memory_budget": 0},
+        {"row_block": 0},
+        {"label_chunk": -1},
+        {"skip_below": -1.0},
+        {"skip_below": 1.0},
+    ],
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(UsageError):
+        Streaming(**wrong)
+
+
+class Meeting:
+    """A reducer over threads: everybody arrives with a tensor, everybody leaves with the combination."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.barrier = threading.Barrier(num_ranks, timeout=20)
+        self.values: list[Tensor | None] = [None] * num_ranks
+
+    def combine(self, rank: int, value: Tensor, how: str) -> Tensor:
+        self.values[rank] = value.clone()
+        self.barrier.wait()
+        stacked = torch.stack(self.values)
+        self.barrier.wait()
+        return stacked.amax(0) if how == "max" else stacked.sum(0)
+
+
+class ThreadShard:
+    """One rank's side of a meeting."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank = meeting, rank
+
+    def max(self, values: Tensor) -> Tensor:
+        return self.meeting.combine(self.rank, values, "max")
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self.meeting.combine(self.rank, values, "sum")
+
+
+def run_sharded(name: str, case: Case, bounds: list[int], **sizes) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss over ranks that hold the labels between consecutive bounds."""
+    num_ranks = len(bounds) - 1
+    meeting, results, failures = Meeting(num_ranks), [None] * num_ranks, []
+
+    def part_of(pairs: Positives | None, start: int, stop: int) -> Positives | None:
+        if pairs is None:
+            return None
+        inside = (pairs.columns >= start) & (pairs.columns < stop)
+        weights = None if pairs.weights is None else pairs.weights[inside]
+        return Positives(pairs.rows[inside], pairs.columns[inside] - start, weights)
+
+    def work(rank: int) -> None:
+        try:
+            start, stop = bounds[rank : rank + 2]
+            streaming = Streaming(shard=ThreadShard(meeting, rank), **sizes)
+            pairs, ignore = part_of(case.positives, start, stop), part_of(case.ignore, start, stop)
+            loss = getattr(dexter.losses, name)
+            more = dict(case.settings, ignore=ignore, streaming=streaming)
+            results[rank] = value_and_grad(loss, case.queries, case.labels[start:stop], pairs, **more)
+        except BaseException as failure:
+            failures.append(failure)
+            meeting.barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(num_ranks)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    if failures:
+        raise failures[0]
+    for result in results:
+        torch.testing.assert_close(result.value, results[0].value)
+    return results[0].value, sum(result.queries for result in results), torch.cat([result.labels for result in results])
+
+
+@pytest.mark.parametrize("mode", ["tiles", "chunks", "auto"])
+@pytest.mark.parametrize("bounds", [[0, 20, 31, 53], [0, 50, 50, 53], [0, 1, 53, 53]], ids=str)
+@pytest.mark.parametrize("name", STREAMED)
+def test_shards_agree_with_one_process(name, bounds, mode):
+    case = make_case(
+        7, 53, 11, positives=random_pairs(6, 53, 15, weighted=True), ignore=random_pairs(7, 53, 12, seed=3)
+    )
+    case.settings = {"k": 3} if name == "soft_topk" else {}
+    sizes = {} if mode == "auto" else {"row_block": 3, "label_chunk": 8}
+    got = run_sharded(name, case, bounds, mode=mode, **sizes)
+    assert max(relative_errors(got, tuple(tensor.double() for tensor in run(name, case)))) < 2e-6
+
+
+def test_triplet_refuses_shards():
+    with pytest.raises(UsageError, match="one rank"):
+        run("triplet", make_case(3, 9, 4), Streaming(shard=ThreadShard(Meeting(1), 0)))
+
+
+@pytest.mark.parametrize("mode", ["tiles", "chunks"])
+@pytest.mark.parametrize("name", STREAMED)
+def test_skipping_saves_within_its_bound(name, mode):
+    case = make_case(20, 400, 16, settings={"bias": -12.0} if name == "bce" else {})
+    temperature, threshold = 0.05, 1e-4 if name == "bce" else 1e-3
+    saving = Saving()
+    exact = run(name, case)
+    sizes = {"mode": mode, "row_block": 7, "label_chunk": 64}
+    rough = run(name, case, Streaming(skip_below=threshold, saving=saving, **sizes))
+    torch.testing.assert_close(rough.value, exact.value)
+    num_averaged = 20 if name == "bce" else int((case.positives.counts(20) > 0).sum())
+    if name == "psl":
+        num_averaged = min(num_averaged, int((case.positives.transpose().counts(400) > 0).sum()))
+    # Embeddings are of norm 1: a row of dq lost at most `threshold` for each label, a row of dy for each query.
+    unit = threshold / (temperature * num_averaged) * (2.0 if name == "soft_topk" else 1.0)
+    directions = 2 if name == "psl" else 1
+    assert float((rough.queries - exact.queries).norm(dim=1).max()) <= directions * unit * 400
+    assert float((rough.labels - exact.labels).norm(dim=1).max()) <= directions * unit * 20
+    assert 0.05 < saving.fraction < 1.0
+    assert saving.skipped == round(saving.fraction * saving.considered)
+
+
+def test_skipping_nothing_reports_nothing():
+    saving = Saving()
+    exact = run("decoupled_softmax", make_case(7, 53, 11), Streaming(saving=saving))
+    same = run("decoupled_softmax", make_case(7, 53, 11))
+    assert saving == Saving()
+    assert saving.fraction == 0.0
+    assert all(torch.equal(one, other) for one, other in zip(exact, same, strict=True))

@@ -1,0 +1,184 @@
+"""Training end to end on a small world: it learns, it repeats, it resumes bit for bit, it stops cleanly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dexter
+from dexter.errors import DivergedError, Interrupted, UsageError
+from dexter.training import trainer as module
+from dexter.training.checkpoint import load_checkpoint
+from tests.conftest import SMALL, make_world
+
+
+def final_weights(run):
+    return load_checkpoint(Path(run) / "checkpoints").tensors
+
+
+def assert_same_weights(first, second):
+    first, second = final_weights(first), final_weights(second)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def train(world, out, *, recipe="dexml", **changes):
+    overrides = {**SMALL, **changes}
+    return dexter.train(world, recipe=recipe, out=out, overrides=overrides)
+
+
+@pytest.mark.parametrize("recipe", ["dexter", "dexml", "dexml-topk", "infonce", "bce"])
+def test_every_recipe_learns(world, tmp_path, recipe):
+    changes = {"train.epochs": 20 if recipe == "bce" else 6, "validation.metric": "P@1"}
+    if recipe == "dexml-topk":
+        changes["loss.k"] = 3
+    run = train(world, tmp_path / "run", recipe=recipe, **changes)
+    report = dexter.evaluate(run.path, world, ks=(1, 3, 5), num_resamples=0)
+    assert report.metrics["P@1"] > (60 if recipe in ("bce", "dexml-topk") else 80)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {record["kind"] for record in records} == {"train", "validation"}
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(world, tmp_path):
+    for name in ("one", "two"):
+        train(world, tmp_path / name)
+    train(world, tmp_path / "other", **{"seed": 1})
+    assert_same_weights(tmp_path / "one", tmp_path / "two")
+    first, other = final_weights(tmp_path / "one"), final_weights(tmp_path / "other")
+    assert not torch.equal(first["encoder:table"], other["encoder:table"])
+
+
+VARIANTS = {
+    "plain": {},
+    "dropout": {"encoder.dropout": 0.2},
+    "sampled": {"batch.sample_positives": 1},
+    "in-batch": {"batch.pool": "in-batch"},
+    "lazy labels": {"train.label_refresh": 3},
+    "prior": {"loss.prior": True},
+    "micro-batches": {"train.tokens_per_micro_batch": 20, "encoder.dropout": 0.2},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_resumed_is_uninterrupted_bit_for_bit(world, tmp_path, monkeypatch, variant):
+    changes = VARIANTS[variant]
+    train(world, tmp_path / "whole", **changes)
+    run = tmp_path / "parts"
+    for stop_at in (3, 9, 17):
+        stop_after(monkeypatch, stop_at)
+        with pytest.raises(Interrupted):
+            dexter.train(world, recipe="dexml", out=run, overrides={**SMALL, **changes}, resume=run.exists())
+        monkeypatch.undo()
+    dexter.train(world, out=run, resume=True)
+    assert_same_weights(tmp_path / "whole", run)
+    whole, parts = (
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (tmp_path / "whole", run)
+    )
+    assert [(r["step"], r.get("loss"), r.get("P@1")) for r in whole] == [(r["step"], r.get("loss"), r.get("P@1")) for r in parts]
+
+
+def stop_after(monkeypatch, step):
+    """Send the process SIGTERM when it has taken `step` steps."""
+    take_step = module.Trainer._take_step
+
+    def interrupting(self):
+        result = take_step(self)
+        if self.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(module.Trainer, "_take_step", interrupting)
+
+
+def test_a_signal_saves_and_says_how_to_go_on(world, tmp_path, monkeypatch):
+    stop_after(monkeypatch, 2)
+    with pytest.raises(Interrupted, match="--resume") as caught:
+        train(world, tmp_path / "run")
+    assert caught.value.exit_code == 143
+    assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 2
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+def test_divergence_stops_the_run_and_names_the_batch(world, tmp_path, monkeypatch, poison):
+    real = module.backward
+
+    def poisoned(objective, *sides):
+        outcome = real(objective, *sides)
+        calls.append(1)
+        if len(calls) == 16:
+            (outcome.loss if poison == "loss" else outcome.gradients[0]).fill_(float("nan"))
+        return outcome
+
+    calls = []
+    monkeypatch.setattr(module, "backward", poisoned)
+    with pytest.raises(DivergedError, match="step 15") as caught:
+        train(world, tmp_path / "run")
+    assert caught.value.exit_code == 6
+    named = json.loads((tmp_path / "run" / "diverged.json").read_text())
+    assert set(named["queries"]) <= set(world.train.uids)
+    assert load_checkpoint(tmp_path / "run" / "checkpoints").step == 12
+
+
+def test_a_run_folder_is_never_overwritten(world, tmp_path):
+    train(world, tmp_path / "run", **{"train.epochs": 1})
+    with pytest.raises(UsageError, match="--resume"):
+        train(world, tmp_path / "run")
+    with pytest.raises(UsageError, match="keeps its settings"):
+        dexter.train(world, out=tmp_path / "run", overrides={"train.epochs": 9}, resume=True)
+    with pytest.raises(UsageError, match="other data"):
+        dexter.train(make_world(seed=5), out=tmp_path / "run", resume=True)
+
+
+def test_early_stopping_ends_before_the_last_epoch(world, tmp_path):
+    changes = {"train.epochs": 50, "validation.patience": 2, "train.learning_rate": 1e-9}
+    run = train(world, tmp_path / "run", **changes)
+    assert load_checkpoint(run.path / "checkpoints").step == 3 * 12
+
+
+def test_without_validation_the_last_model_is_kept(world, tmp_path):
+    run = train(world, tmp_path / "run", **{"validation.fraction": 0.0})
+    assert run.best == {}
+    assert dexter.Predictor.load(run.path).predict(["river"], k=2)
+
+
+def test_lazy_and_selective_label_gradients_stay_close(world, tmp_path):
+    exact = train(world, tmp_path / "exact", **{"train.epochs": 4})
+    lazy = train(world, tmp_path / "lazy", **{"train.epochs": 4, "train.label_refresh": 4, "train.label_backward": 0.01})
+    scores = [dexter.evaluate(run.path, world, ks=(1, 5), num_resamples=0).metrics["P@1"] for run in (exact, lazy)]
+    assert abs(scores[0] - scores[1]) < 6
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_and_resumed(tmp_path):
+    """`kill -9` at random times, resumed until done: the same weights as a run that nobody touched."""
+    code = (
+        "import sys; from pathlib import Path; import dexter; from tests.conftest import SMALL, make_world\n"
+        "torch = __import__('torch'); torch.set_num_threads(1)\n"
+        "over = {**SMALL, 'train.epochs': 12, 'train.checkpoint_steps': 5, 'encoder.dropout': 0.1}\n"
+        "dexter.train(make_world(), recipe='dexml', out=sys.argv[1], overrides=over, resume=True)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code]
+    subprocess.run([*command, str(tmp_path / "whole")], env=environment, check=True)
+    generator = np.random.default_rng(0)
+    kills = 0
+    while kills < 20:
+        process = subprocess.Popen([*command, str(tmp_path / "killed")], env=environment)
+        try:
+            process.wait(timeout=float(generator.uniform(2.0, 8.0)))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+            continue
+        break
+    subprocess.run([*command, str(tmp_path / "killed")], env=environment, check=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
