@@ -71,15 +71,63 @@ class BatchConfig:
     """Which queries meet which labels in a step."""
 
     size: int = 0
-    """Queries per step; 0: chosen from the data."""
-    pool: Literal["all", "in-batch"] = "all"
-    """Labels of a step: every label, or the positives of the batch's queries."""
-    sample_positives: int = 0
-    """Positives drawn per query and step; the others are left out of its loss. 0: all of them."""
+    """Queries per step; 0: chosen from the data. Clustered batches are N / 2^depth queries, at most this many."""
+    order: Literal["shuffled", "clustered"] = "shuffled"
+    """Random batches, or batches of similar queries (balanced clusters of their embeddings)."""
+    pool: Literal["all", "in-batch", "sampled"] = "all"
+    """Labels of a step: every label; the positives of the batch's queries; or drawn positives and hard negatives."""
+    positives: int = 0
+    """Positives drawn per query and step (beta); 0: all of them. With pool = "all" the others are left out of its loss,
+    in the other pools they are positives if another query brought them."""
+    hard_negatives: int = 0
+    """Mined negatives per query and step (eta); the shortlist holds this many times `refresh`."""
+    random_labels: int = 0
+    """Labels drawn uniformly that join an in-batch or sampled pool."""
+    cap: int = 0
+    """Most labels of a sampled pool: positives by in-batch count first, then negatives by count; 0: no limit."""
+    classifier_positives: int = 0
+    """More positives per query that join the classifier's pool only (POS-CLF)."""
+    correct_pool: bool = False
+    """Correct negatives' scores in an in-batch pool for how likely the label was to be in it (decoupled_softmax)."""
+    start: int = 0
+    """The first epoch with clusters and hard negatives; before it batches are shuffled and pools have none."""
+    refresh: int = 5
+    """Epochs between two clusterings and minings."""
+    cluster_doubling: int = 0
+    """Epochs until clusters double in size, from one query to a whole batch (NGAME); 0: whole batches at once."""
+    suspect_margin: float = 0.0
+    """A label that scores above the query's best positive by more than this is no hard negative; 0: no guard."""
 
     def __post_init__(self) -> None:
-        _require(self.size >= 0, "batch.size", "0 or more")
-        _require(self.sample_positives >= 0, "batch.sample_positives", "0 or more")
+        for name in ("size", "positives", "hard_negatives", "random_labels", "cap", "start", "cluster_doubling"):
+            _require(getattr(self, name) >= 0, f"batch.{name}", "0 or more")
+        _require(self.refresh >= 1, "batch.refresh", "1 or more")
+        _require(not (self.hard_negatives and self.pool == "all"), "batch.hard_negatives", "0 with pool = 'all'")
+        _require(not self.correct_pool or self.pool == "in-batch", "batch.correct_pool", "false unless pool = 'in-batch'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """From representations to the vectors that are scored."""
+
+    projection: int = 0
+    """Size of the heads' output (d); 0: representations are scored as they are."""
+    dropout: float = 0.0
+    """Dropout after the heads' projections."""
+    classifier: bool = False
+    """Train a table with a row per label together with the encoder, and search both as one."""
+    encoder_weight: float = 0.5
+    """Share of the dual encoder in the loss (lambda); the rest is the classifier's."""
+    storage: Literal["float32", "bfloat16"] = "float32"
+    """How the classifier's table is kept; bfloat16 is written with stochastic rounding."""
+    row_dropout: float = 0.0
+    """Dropout on the classifier's rows."""
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.dropout < 1.0, "head.dropout", "at least 0 and below 1")
+        _require(0.0 <= self.row_dropout < 1.0, "head.row_dropout", "at least 0 and below 1")
+        _require(0.0 <= self.encoder_weight <= 1.0, "head.encoder_weight", "between 0 and 1")
+        _require(self.projection >= 0, "head.projection", "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +177,10 @@ class TrainConfig:
     """Peak learning rate of the encoder; 0: chosen for the encoder."""
     weights_learning_rate: float = 0.0
     """Peak learning rate of the static encoder's token and position weights; 0: chosen from the encoder's."""
+    head_learning_rate: float = 0.0
+    """Peak learning rate of the heads' projections; 0: twice the encoder's."""
+    classifier_learning_rate: float = 0.0
+    """Peak learning rate of the classifier's rows; 0: ten times a transformer's, or the static encoder's own."""
     prior_learning_rate: float = 0.02
     """Peak learning rate of the per-label bias and of the scale and bias of bce."""
     weight_decay: float = 0.0
@@ -192,6 +244,8 @@ class Config:
     """Text to vector."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     """Which queries meet which labels in a step."""
+    head: HeadConfig = field(default_factory=HeadConfig)
+    """From representations to the vectors that are scored."""
     loss: LossConfig = field(default_factory=LossConfig)
     """What is minimised."""
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -1,11 +1,13 @@
 """Files that are either whole or absent: atomic writes, and a SHA-256 manifest that is written last.
 
 A file is written under a temporary name beside its target, flushed to the disk and renamed; a folder likewise. Readers
-therefore never see half of anything, whatever moment the process dies at.
+therefore never see half of anything, whatever moment the process dies at. Where the system can swap two names in one
+step (Linux), a replaced folder is never absent either.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
@@ -16,10 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dexter.errors import ModelError, ResourceError
+from dexter.errors import ModelError, ResourceError, UsageError
 
 MANIFEST = "MANIFEST.json"
 _TEMPORARY = ".tmp-"
+_CURRENT_FOLDER, _EXCHANGE = -100, 2
+"""AT_FDCWD and RENAME_EXCHANGE of Linux's renameat2."""
 
 
 @contextmanager
@@ -43,11 +47,11 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
 def atomic_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Give a temporary folder; when the block ends well, seal it with a manifest and rename it onto `target`.
 
-    An existing target is an error unless `replace` is given; it is then moved aside first and deleted last.
+    An existing target is an error unless `replace` is given; the old one is then deleted last.
     """
     target = Path(target)
     if target.exists() and not replace:
-        raise ResourceError(f"{target} exists already: choose another output or remove it first")
+        raise UsageError(f"{target} exists already: choose another output, or remove it first")
     temporary = target.with_name(f"{_TEMPORARY}{os.getpid()}-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -55,13 +59,8 @@ def atomic_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path
             temporary.mkdir(parents=True)
             yield temporary
             write_manifest(temporary)
-            if target.exists():
-                aside = target.with_name(f"{_TEMPORARY}{os.getpid()}-old-{target.name}")
-                os.replace(target, aside)
-                os.replace(temporary, target)
-                shutil.rmtree(aside, ignore_errors=True)
-            else:
-                os.replace(temporary, target)
+            if not (target.exists() and _exchange(temporary, target)):
+                _move(temporary, target)
             flush(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -98,16 +97,16 @@ def verify_manifest(folder: str | Path) -> None:
     folder = Path(folder)
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        entries = dict(manifest["files"])
+        entries = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except FileNotFoundError:
         raise ModelError(f"{folder}: no {MANIFEST}: the folder is incomplete or not one of ours") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{folder / MANIFEST}: not a readable manifest: restore the folder from a copy") from None
-    for name, entry in entries.items():
+    for name, expected in entries.items():
         path = folder / name
         if not path.is_file():
             raise ModelError(f"{path}: listed in the manifest but missing: restore the folder from a copy")
-        if path.stat().st_size != entry.get("bytes") or sha256(path) != entry.get("sha256"):
+        if path.stat().st_size != expected[0] or sha256(path) != expected[1]:
             raise ModelError(f"{path}: differs from its manifest (torn or altered): restore the folder from a copy")
 
 
@@ -126,17 +125,42 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def _move(temporary: Path, target: Path) -> None:
+    """Rename a folder onto a target; an existing one steps aside first, so that for a moment neither is there."""
+    aside = target.with_name(f"{_TEMPORARY}{os.getpid()}-old-{target.name}")
+    if target.exists():
+        os.replace(target, aside)
+    os.replace(temporary, target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step; False where the system or its file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    if rename is None:
+        return False
+    result = rename(_CURRENT_FOLDER, os.fsencode(first), _CURRENT_FOLDER, os.fsencode(second), _EXCHANGE)
+    return bool(result == 0)
+
+
 @contextmanager
 def _disk_errors(target: Path) -> Iterator[None]:
     """Turn the operating system's refusals to write into one clear line."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if _is_full(error):
             free = shutil.disk_usage(target.parent if target.parent.exists() else Path("/")).free
             raise ResourceError(
                 f"{target}: the disk is full ({free:,} bytes free): free some space and repeat"
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise ResourceError(f"{target}: no permission to write here: choose another output folder") from error
         raise
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether there was no room; libraries written in Rust pass the system's error on as text only."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"(os error {errno.ENOSPC})" in str(error)

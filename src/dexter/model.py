@@ -1,8 +1,8 @@
 """A trained dual encoder with its labels: in memory, and as the folder that a run publishes.
 
 model/    the encoder (a sentence-transformers folder where its kind allows that), and beside it
-  dexter/   model.json (version, temperature, counts), labels.jsonl (id, text, training count),
-            labels.safetensors (representations of the labels, prior)
+  dexter/   model.json (version, heads, facts), labels.jsonl (id, text, training count),
+            heads.safetensors (projections, priors, classifier table), labels.safetensors (representations)
   MANIFEST.json   SHA-256 of every file, written last
 """
 
@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dexter.encoders import load_encoder
+from dexter.encoders.classifier import ClassifierTable, borrow_rows
 from dexter.encoders.embed import embed
-from dexter.encoders.heads import DualHead, LabelPrior
-from dexter.errors import ModelError
+from dexter.encoders.folder import read_object
+from dexter.encoders.heads import HEAD_NAMES, ClassifierHead, DualHead, HeadName, LabelPrior
+from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, atomic_folder, verify_manifest, write_json
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _FOLDER = "dexter"
+_TAIL_COUNT = 10
+"""A label that was never trained gets the median prior of labels with fewer training queries than this."""
 
 
 @dataclass(frozen=True)
@@ -43,28 +47,78 @@ class Labels:
     """Training queries of each label."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Model:
     """Everything that turns a text into ranked labels."""
 
     encoder: TextEncoder
     head: DualHead
+    classifier: ClassifierHead | None = None
     labels: Labels
     representations_LD: Tensor
     """What the encoder made of the label texts."""
     facts: dict[str, Any]
     """What else a reader wants to know: recipe, data set, seed, validation figures."""
 
-    def query_vectors(self, texts: Sequence[str]) -> Tensor:
+    @property
+    def heads(self) -> tuple[HeadName, ...]:
+        """The heads that can be searched."""
+        return HEAD_NAMES if self.classifier is not None else ("encoder",)
+
+    @property
+    def default_head(self) -> HeadName:
+        """Both heads where there are two."""
+        return self.heads[-1]
+
+    def query_vectors(self, texts: Sequence[str], *, head: HeadName | None = None) -> Tensor:
         """The vectors to search with."""
         tokens = self.encoder.tokenize(texts, side="query")
-        with torch.inference_mode():
-            return self.head.queries(embed(self.encoder, tokens, device=self.representations_LD.device))
+        return self.search_vectors(embed(self.encoder, tokens, device=self.representations_LD.device), head=head)
 
-    def label_vectors(self, *, prior_weight: float = 1.0) -> Tensor:
-        """The vectors to search among."""
+    def search_vectors(self, representations_ND: Tensor, *, head: HeadName | None = None) -> Tensor:
+        """The same for queries that are encoded already."""
+        head = self._checked(head)
         with torch.inference_mode():
-            return self.head.labels(self.representations_LD, weight=prior_weight)
+            parts = [self.head.queries(representations_ND)] if head != "classifier" else []
+            if head != "encoder" and self.classifier is not None:
+                parts.append(self.classifier.queries(representations_ND, search=True))
+            return torch.cat(parts, dim=1)
+
+    def label_vectors(self, *, head: HeadName | None = None, prior_weight: float = 1.0) -> Tensor:
+        """The vectors to search among; `prior_weight` scales the label priors, 1 as trained."""
+        head = self._checked(head)
+        with torch.inference_mode():
+            dual_LD = self.head.labels(self.representations_LD, weight=prior_weight)
+            parts = [dual_LD] if head != "classifier" else []
+            if head != "encoder" and self.classifier is not None:
+                parts.append(self.classifier.search_labels(self._classifier_rows(), weight=prior_weight))
+            return torch.cat(parts, dim=1)
+
+    def add(self, ids: Sequence[str], texts: Sequence[str]) -> None:
+        """Append labels that were never trained: their texts are encoded, their priors are those of a rare label."""
+        tokens = self.encoder.tokenize(texts, side="label")
+        new = embed(self.encoder, tokens, device=self.representations_LD.device)
+        for head in self._heads_with_labels():
+            if head.prior is not None:
+                bias = head.prior.bias.detach()
+                head.prior.bias = nn.Parameter(torch.cat([bias, self._typical_rare(bias).expand(len(texts))]))
+        if self.classifier is not None:
+            self.classifier.table.append(len(texts))
+        counts = np.concatenate([self.labels.counts, np.zeros(len(texts), dtype=np.int64)])
+        self.labels = Labels([*self.labels.ids, *ids], [*self.labels.texts, *texts], counts)
+        self.representations_LD = torch.cat([self.representations_LD, new])
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Keep only some labels, in the order given."""
+        places = torch.from_numpy(rows).to(self.representations_LD.device)
+        for head in self._heads_with_labels():
+            if head.prior is not None:
+                head.prior.bias = nn.Parameter(head.prior.bias.detach()[places])
+        if self.classifier is not None:
+            self.classifier.table.select(places)
+        ids, texts = ([values[row] for row in rows] for values in (self.labels.ids, self.labels.texts))
+        self.labels = Labels(ids, texts, self.labels.counts[rows])
+        self.representations_LD = self.representations_LD[places]
 
     def save(self, folder: Path) -> None:
         """Publish the model as a folder, whole or not at all; an older one in its place is replaced."""
@@ -74,39 +128,86 @@ class Model:
             self.encoder.save(temporary)
             own = temporary / _FOLDER
             own.mkdir()
-            tensors = {"representations": self.representations_LD.detach().cpu().contiguous()}
-            if self.head.prior is not None:
-                tensors["prior"] = self.head.prior.bias.detach().cpu().contiguous()
-            save_file(tensors, own / "labels.safetensors")
+            save_file(
+                {"representations": self.representations_LD.detach().cpu().contiguous()}, own / "labels.safetensors"
+            )
+            save_file(self._head_state(), own / "heads.safetensors")
             lines = [
                 json.dumps({"id": label_id, "text": text, "count": int(count)}, ensure_ascii=False)
                 for label_id, text, count in zip(self.labels.ids, self.labels.texts, self.labels.counts, strict=True)
             ]
             (own / "labels.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-            described = {"format_version": FORMAT_VERSION, "temperature": self.head.temperature, "facts": self.facts}
+            described = {"format_version": FORMAT_VERSION, "heads": self._describe_heads(), "facts": self.facts}
             write_json(own / "model.json", described)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Model:
         """Read a published model, after checking every file against the manifest."""
-        from safetensors.torch import load_file
-
         folder = Path(folder)
         verify_manifest(folder)
         own = folder / _FOLDER
-        described = json.loads((own / "model.json").read_text(encoding="utf-8"))
+        described = read_object(own / "model.json")
         if described.get("format_version") != FORMAT_VERSION:
             raise ModelError(
                 f"{own / 'model.json'}: format version {described.get('format_version')!r}, this program reads "
                 f"{FORMAT_VERSION}: train again or use the version of dexter that wrote it"
             )
         labels = _read_labels(own / "labels.jsonl")
-        tensors = load_file(own / "labels.safetensors", device=device)
-        if len(tensors["representations"]) != len(labels.ids):
-            raise ModelError(f"{own}: {len(tensors['representations'])} vectors for {len(labels.ids)} labels")
-        head = DualHead(temperature=described["temperature"], prior=_prior(tensors.get("prior")))
         encoder = load_encoder(folder, device=device)
-        return cls(encoder, head.to(device), labels, tensors["representations"], described["facts"])
+        representations = _read_tensors(own / "labels.safetensors", device).get("representations")
+        if representations is None or representations.shape != (len(labels.ids), encoder.dimension):
+            raise ModelError(f"{own}: expected {len(labels.ids)} label vectors of size {encoder.dimension}")
+        state = _read_tensors(own / "heads.safetensors", device)
+        try:
+            heads, facts = dict(described["heads"]), dict(described["facts"])
+            dual, classifier = _build_heads(heads, state, len(labels.ids), encoder.dimension, device)
+        except (KeyError, TypeError) as error:
+            raise ModelError(f"{own / 'model.json'}: not a model of this version ({error!r})") from None
+        return cls(
+            encoder=encoder,
+            head=dual,
+            classifier=classifier,
+            labels=labels,
+            representations_LD=representations,
+            facts=facts,
+        )
+
+    def _checked(self, head: HeadName | None) -> HeadName:
+        head = head or self.default_head
+        if head not in self.heads:
+            raise UsageError(f"this model has no head {head!r}: choose one of {', '.join(self.heads)}")
+        return head
+
+    def _heads_with_labels(self) -> list[DualHead | ClassifierHead]:
+        return [self.head] if self.classifier is None else [self.head, self.classifier]
+
+    def _classifier_rows(self) -> Tensor:
+        """The classifier's rows; a label without training borrows those of the trained labels nearest to its text."""
+        assert self.classifier is not None
+        rows_LC = self.classifier.table.rows()
+        if (self.labels.counts > 0).all():
+            return rows_LC
+        dual_LD = self.head.labels(self.representations_LD, weight=0.0)
+        return borrow_rows(dual_LD, rows_LC, self.labels.counts)
+
+    def _typical_rare(self, bias_L: Tensor) -> Tensor:
+        rare_L = torch.from_numpy(self.labels.counts < _TAIL_COUNT).to(bias_L.device)
+        return bias_L[rare_L].median() if rare_L.any() else bias_L.min()
+
+    def _head_state(self) -> dict[str, Tensor]:
+        state = {f"dual.{name}": value for name, value in self.head.state_dict().items()}
+        if self.classifier is not None:
+            state |= {f"classifier.{name}": value for name, value in self.classifier.state_dict().items()}
+        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+    def _describe_heads(self) -> dict[str, Any]:
+        return {
+            "temperature": self.head.temperature,
+            "normalize": self.head.normalize,
+            "projection": self.head.project[0].out_features if len(self.head.project) else 0,
+            "prior": self.head.prior is not None,
+            "classifier": None if self.classifier is None else self.classifier.table.storage,
+        }
 
 
 def fingerprint(folder: Path) -> str:
@@ -115,14 +216,60 @@ def fingerprint(folder: Path) -> str:
 
 
 def _read_labels(path: Path) -> Labels:
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    counts = np.array([entry["count"] for entry in entries], dtype=np.int64)
-    return Labels([entry["id"] for entry in entries], [entry["text"] for entry in entries], counts)
+    try:
+        # Only a line feed ends a line: label texts may hold other characters that `splitlines` would cut at.
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        counts = np.array([entry["count"] for entry in entries], dtype=np.int64)
+        labels = Labels([str(entry["id"]) for entry in entries], [str(entry["text"]) for entry in entries], counts)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{path}: not the labels of a model ({error!r}): restore the folder from a copy") from None
+    if not labels.ids or len(set(labels.ids)) != len(labels.ids):
+        raise ModelError(f"{path}: {len(labels.ids)} labels: expected one or more, each with an id of its own")
+    return labels
 
 
-def _prior(bias: Tensor | None) -> LabelPrior | None:
-    if bias is None:
-        return None
-    prior = LabelPrior(np.zeros(len(bias), dtype=np.int64), 1)
-    prior.bias = nn.Parameter(bias)
-    return prior
+def _read_tensors(path: Path, device: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path, device=device)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: missing or damaged ({error}): restore the folder from a copy") from None
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise ModelError(f"{path}: {name} holds values that are not finite: restore the folder from a copy")
+    return tensors
+
+
+def _build_heads(
+    described: dict[str, Any], state: dict[str, Tensor], num_labels: int, size: int, device: str
+) -> tuple[DualHead, ClassifierHead | None]:
+    """The heads as described, with the weights that were saved."""
+    temperature, projection = float(described["temperature"]), int(described["projection"])
+
+    def prior() -> LabelPrior | None:
+        return LabelPrior(np.zeros(num_labels, dtype=np.int64), 1) if described["prior"] else None
+
+    dual = DualHead(
+        temperature=temperature,
+        prior=prior(),
+        input_size=size,
+        projection=projection,
+        normalize=bool(described["normalize"]),
+    )
+    classifier = None
+    if described["classifier"] is not None:
+        table = ClassifierTable(num_labels, projection or size, storage=described["classifier"])
+        classifier = ClassifierHead(
+            table, temperature=temperature, input_size=size, projection=projection, prior=prior()
+        )
+    try:
+        for name, head in (("dual.", dual), ("classifier.", classifier)):
+            if head is not None:
+                own = {key.removeprefix(name): value for key, value in state.items() if key.startswith(name)}
+                head.load_state_dict(own)
+                head.to(device).eval()
+    except RuntimeError as error:
+        raise ModelError(f"heads.safetensors does not fit the model ({error})") from None
+    return dual, classifier

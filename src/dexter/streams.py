@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import tee
+from json import dumps
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
+from dexter.data.formats.json_records import identifier_field, parse_object, text_field
+from dexter.data.formats.limits import MAX_LINE_BYTES
+from dexter.data.formats.lines import decode, raw_lines, without_line_end
+from dexter.data.formats.problems import BadRecord
 from dexter.errors import DataError, UsageError
 from dexter.files import atomic_path
 from dexter.predictor import Prediction, Predictor
 
-Query = tuple[str | None, str]
-"""An id, where there is one, and a text."""
-_MAX_LINE = 16 * 2**20
+FORMS = ("text", "jsonl", "tsv")
+_SHOWN_CHARACTERS = 100
+
+
+class Query(NamedTuple):
+    """A text to label and the id that its predictions will carry."""
+
+    uid: str
+    text: str
 
 
 def read_texts(path: Path | None) -> Iterator[Query]:
-    """Queries from a file or stdin: one text per line, or JSON objects with `text` and `uid` (or `id`)."""
+    """Queries from a file (gzip or not) or stdin: one text per line, or one JSON object with `text` and maybe `uid`.
+
+    Lines are JSON if the file's name says so (`.jsonl`) or the first line is a JSON object; then all of them must be.
+    Empty lines are passed over; a query without an id gets the number of its line.
+    """
     name = "stdin" if path is None else str(path)
-    try:
-        handle = sys.stdin.buffer if path is None else path.open("rb")
-    except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror}): give a file of texts", path=name) from None
-    with handle:
-        for number, raw in enumerate(iter(lambda: handle.readline(_MAX_LINE + 1), b""), start=1):
-            if len(raw) > _MAX_LINE:
-                raise DataError(f"a line of more than {_MAX_LINE:,} bytes: split the text", path=name, line=number)
-            try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise DataError("not valid UTF-8: convert the file first", path=name, line=number) from None
-            if line.strip():
-                yield _parse(line, name, number)
+    is_json = True if name.removesuffix(".gz").endswith(".jsonl") else None
+    for number, raw in _lines(path):
+        try:
+            line = without_line_end(decode(raw))
+            if not line.strip():
+                continue
+            if is_json is None:
+                is_json = _is_object(line)
+            yield _record(line, number) if is_json else Query(str(number), line)
+        except BadRecord as bad:
+            raise DataError(bad.message, path=name, line=number) from None
 
 
-def predict_texts(run: Path, queries: Iterable[Query], *, k: int, form: str) -> Iterator[str]:
-    """One line (or, as text, one block of lines) per query, in order."""
-    if form not in ("text", "jsonl", "tsv"):
-        raise UsageError(f"--format {form!r}: expected text, jsonl or tsv")
-    predictor = Predictor.load(run)
-    first, second = tee(queries)
-    ranked = predictor.predict_stream((text for _, text in second), k)
-    for number, ((uid, text), labels) in enumerate(zip(first, ranked, strict=True), start=1):
-        yield _format(form, uid or str(number), text, labels)
+def predict_texts(predictor: Predictor, queries: Iterable[Query], *, k: int, form: str = "text") -> Iterator[str]:
+    """One line (as text: one block of lines) per query, in order."""
+    if form not in FORMS:
+        raise UsageError(f"--format {form!r}: expected one of {', '.join(FORMS)}")
+    # Both copies advance together but for one block of the predictor's, so little is held between them.
+    shown, searched = tee(queries)
+    ranked = predictor.predict_stream((query.text for query in searched), k)
+    for query, labels in zip(shown, ranked, strict=True):
+        yield _format(form, query, labels)
 
 
 def write_lines(lines: Iterable[str], path: Path | None) -> None:
@@ -53,35 +66,52 @@ def write_lines(lines: Iterable[str], path: Path | None) -> None:
         for line in lines:
             print(line)
         return
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
         for line in lines:
             handle.write(line + "\n")
 
 
-def _parse(line: str, name: str, number: int) -> Query:
-    if not line.startswith("{"):
-        return None, line
+def _lines(path: Path | None) -> Iterator[tuple[int, bytes]]:
+    if path is not None and not path.is_fifo():
+        yield from raw_lines(path)
+        return
+    with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as handle:
+        yield from _pipe_lines(handle)
+
+
+def _pipe_lines(handle: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines of a pipe, whose size nobody knows; an over-long line comes cut, for `decode` to refuse."""
+    for number, raw in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), start=1):
+        yield number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+
+
+def _is_object(line: str) -> bool:
     try:
-        record = json.loads(line)
-    except ValueError:
-        return None, line
-    if not isinstance(record.get("text"), str):
-        raise DataError('a JSON object without a "text": expected {"uid": ..., "text": ...}', path=name, line=number)
-    uid = record.get("uid", record.get("id"))
-    return None if uid is None else str(uid), record["text"]
+        parse_object(line)
+    except BadRecord:
+        return False
+    return True
 
 
-def _format(form: str, uid: str, text: str, labels: list[Prediction]) -> str:
+def _record(line: str, number: int) -> Query:
+    record = parse_object(line)
+    uid = identifier_field(record)
+    return Query(str(number) if uid is None else uid, text_field(record, "text"))
+
+
+def _format(form: str, query: Query, labels: list[Prediction]) -> str:
     if form == "jsonl":
         entries = [{"id": label.id, "text": label.text, "score": round(label.score, 6)} for label in labels]
-        return json.dumps({"uid": uid, "labels": entries}, ensure_ascii=False)
+        return dumps({"uid": query.uid, "labels": entries}, ensure_ascii=False)
     if form == "tsv":
-        return "\t".join([_flat(uid), *(f"{_flat(label.id)}\t{label.score:.6f}" for label in labels)])
-    shown = text if len(text) <= 100 else text[:99] + "…"
+        return "\t".join([_flat(query.uid), *(f"{_flat(label.id)}\t{label.score:.6f}" for label in labels)])
+    cut = query.text[: _SHOWN_CHARACTERS + 1]
+    shown = cut if len(cut) <= _SHOWN_CHARACTERS else cut[: _SHOWN_CHARACTERS - 1] + "…"
     return "\n".join(
         [_flat(shown), *(f"  {label.score:7.4f}  {_flat(label.id)}  {_flat(label.text)}" for label in labels)]
     )
 
 
 def _flat(text: str) -> str:
-    return " ".join(text.split())
+    """One line that cannot move a terminal's cursor."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))

@@ -171,7 +171,7 @@ def test_same_data_same_bytes(tmp_path: Path) -> None:
 def test_save_refuses_an_existing_folder(tmp_path: Path) -> None:
     save_dataset(sample(), tmp_path / "out")
     before = (tmp_path / "out" / "trn.jsonl.gz").read_bytes()
-    with pytest.raises(ResourceError, match="exists already"):
+    with pytest.raises(UsageError, match="exists already"):
         save_dataset(build(["x"], ["a"], [[0]]), tmp_path / "out")
     assert (tmp_path / "out" / "trn.jsonl.gz").read_bytes() == before
     save_dataset(build(["x"], ["a"], [[0]]), tmp_path / "out", replace=True)

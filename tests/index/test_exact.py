@@ -117,14 +117,21 @@ def test_inputs_stay_as_they_were_and_need_no_gradient():
 
 
 def test_the_tiling_keeps_to_the_budget():
-    for num_labels, k in [(131_072, 100), (1_300_000, 10), (5_000, 1_000), (10_000_000, 100)]:
-        for budget in (2**24, 2**28):
-            tiling = exact._choose_tiling(100_000, num_labels, budget)
-            num_scores = tiling.num_products * tiling.rows * tiling.width
-            scores_and_maxima = 4 * num_scores * (1 + 1 / exact.GROUP)
-            found = 3 * 8 * tiling.rows * min(k, num_labels)
-            selection = 40 * max(exact.CPU_KEYS, k * exact.GROUP)
-            assert scores_and_maxima + found + selection <= budget
+    for num_queries, num_labels in [(100_000, 131_072), (1, 10_000_000), (600, 5_000), (3, 7)]:
+        for budget in (2**16, 2**24, 2**28):
+            tiling = exact._choose_tiling(num_queries, num_labels, budget)
+            assert 5 * tiling.num_products * tiling.rows * tiling.width <= budget
+            assert tiling.width % exact.GROUP == 0
+
+
+def test_labels_in_ascending_order_of_score_over_several_tiles(monkeypatch):
+    monkeypatch.setattr(exact, "PRODUCT_COLUMNS", 128)
+    labels = np.arange(3000, dtype=np.float32)[:, None]
+    queries = np.array([[1.0], [-1.0], [0.0]], dtype=np.float32)
+    found = search(queries, labels, 150, memory_budget=2**16)
+    np.testing.assert_array_equal(found.ids[0], np.arange(2999, 2849, -1))
+    np.testing.assert_array_equal(found.ids[1], np.arange(150))
+    np.testing.assert_array_equal(found.ids[2], np.arange(150))
 
 
 def test_wrong_arguments_say_what_was_expected():

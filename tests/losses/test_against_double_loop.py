@@ -137,3 +137,29 @@ def test_softmax_with_one_positive_is_decoupled_softmax():
     arguments = (case.queries, case.labels, case.positives)
     torch.testing.assert_close(softmax(*arguments), decoupled_softmax(*arguments))
     torch.testing.assert_close(softmax(*arguments), psl(*arguments, balance=1.0))
+
+
+@pytest.mark.parametrize("mode", ["tiles", "chunks"])
+def test_decoupled_offsets_move_negatives_only(mode):
+    """Negatives' scores are shifted by their label's number, positives' are not: value and both gradients."""
+    from dexter.losses import Streaming, decoupled_softmax
+
+    generator = torch.Generator().manual_seed(3)
+    queries, labels = (torch.randn(size, 5, generator=generator).requires_grad_() for size in (6, 13))
+    offsets = torch.randn(13, generator=generator)
+    positives = Positives([0, 0, 1, 3, 5], [2, 12, 0, 7, 7])
+    streaming = Streaming(mode=mode, row_block=4, label_chunk=5)
+    value = decoupled_softmax(queries, labels, positives, temperature=0.5, negative_offsets=offsets, streaming=streaming)
+    got = torch.autograd.grad(value, (queries, labels))
+    scores = queries.double() @ labels.double().T / 0.5
+    rows = []
+    for row in range(6):
+        own = [c for r, c in zip(positives.rows.tolist(), positives.columns.tolist(), strict=True) if r == row]
+        negatives = [scores[row, label] + offsets[label] for label in range(13) if label not in own]
+        if own:
+            rest = torch.stack(negatives).logsumexp(0)
+            rows.append(torch.stack([torch.logaddexp(scores[row, p], rest) - scores[row, p] for p in own]).mean())
+    expected = torch.stack(rows).mean()
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6)
+    for mine, theirs in zip(got, torch.autograd.grad(expected, (queries, labels)), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)

@@ -58,7 +58,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(world, tmp_pa
 VARIANTS = {
     "plain": {},
     "dropout": {"encoder.dropout": 0.2},
-    "sampled": {"batch.sample_positives": 1},
+    "sampled": {"batch.positives": 1},
     "in-batch": {"batch.pool": "in-batch"},
     "lazy labels": {"train.label_refresh": 3},
     "prior": {"loss.prior": True},

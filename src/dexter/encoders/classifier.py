@@ -52,6 +52,7 @@ class ClassifierTable(nn.Module):
         if not 0 <= dropout < 1:
             raise UsageError(f"classifier dropout is {dropout}: expected 0 or more and less than 1")
         self.dropout = dropout
+        self.storage = storage
         self.weight = nn.Parameter(torch.zeros(num_labels, dimension, dtype=_DTYPES[storage]))
 
     @torch.no_grad()
@@ -63,6 +64,16 @@ class ClassifierTable(nn.Module):
                 "expected labels x dimensions of the classifier head"
             )
         self.weight.copy_(vectors_LC)
+
+    @torch.no_grad()
+    def append(self, num_new: int) -> None:
+        """Add rows of zeros at the end, for labels that were never trained."""
+        self.weight = nn.Parameter(torch.cat([self.weight, self.weight.new_zeros(num_new, self.weight.shape[1])]))
+
+    @torch.no_grad()
+    def select(self, labels_M: Tensor) -> None:
+        """Keep the rows of some labels, in the order given."""
+        self.weight = nn.Parameter(self.weight[labels_M].clone())
 
     def rows(self, labels_M: Tensor | None = None) -> Tensor:
         """Rows of some labels (all, in order, if left out) as float32: [M, C], differentiable in `weight`.

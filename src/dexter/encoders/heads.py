@@ -1,16 +1,28 @@
-"""From a text's representation to the vectors that are scored: the parts of a dual encoder beside its encoder.
+"""From a text's representation to the vectors that are scored: the dual-encoder head, the classifier head, the prior.
 
-The score of a query and a label is the dot product of their vectors divided by the temperature. The label prior, a
-learned bias per label, is one more dimension: [query; 1] against [label; temperature * bias]. Training, evaluation and
-search therefore all score by one inner product.
+A score is the inner product of a query's and a label's vector divided by the temperature. The label prior, a learned
+bias per label, is one more dimension: [query; 1] against [label; temperature * bias]. Training, evaluation and search
+therefore all score by one inner product, and so does the unified search: both heads' vectors, one after the other.
+
+    dual        N(g1(h))          against  N(g1(h of the label text))     N: scaled to length one, unless switched off
+    classifier  g2(h)             against  the label's row of a table     not normalised in training
+    unified     [dual; classifier]
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
+
+from dexter.encoders.classifier import ClassifierTable
+
+HeadName = Literal["encoder", "classifier", "unified"]
+HEAD_NAMES: tuple[HeadName, ...] = ("encoder", "classifier", "unified")
 
 
 class LabelPrior(nn.Module):
@@ -23,25 +35,88 @@ class LabelPrior(nn.Module):
 
 
 class DualHead(nn.Module):
-    """Turns representations of queries and labels into the vectors that are scored."""
+    """g1: the same map for queries and labels, with the label prior as one more dimension."""
 
-    def __init__(self, *, temperature: float, prior: LabelPrior | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        temperature: float,
+        prior: LabelPrior | None = None,
+        input_size: int = 0,
+        projection: int = 0,
+        dropout: float = 0.0,
+        normalize: bool = False,
+    ) -> None:
         super().__init__()
         self.temperature = temperature
         self.prior = prior
+        self.normalize = normalize
+        layers = [nn.Linear(input_size, projection), nn.Tanh(), nn.Dropout(dropout)] if projection else []
+        self.project = nn.Sequential(*layers)
 
     def queries(self, representations_BD: Tensor) -> Tensor:
-        """Vectors of queries: the representations, with a one for the prior."""
+        """Vectors of queries, with a one for the prior."""
+        vectors_BD = self._vectors(representations_BD)
         if self.prior is None:
-            return representations_BD
-        return torch.cat([representations_BD, representations_BD.new_ones(len(representations_BD), 1)], dim=1)
+            return vectors_BD
+        return torch.cat([vectors_BD, vectors_BD.new_ones(len(vectors_BD), 1)], dim=1)
 
     def labels(self, representations_MD: Tensor, labels_M: Tensor | None = None, *, weight: float = 1.0) -> Tensor:
         """Vectors of labels; `labels_M` says which they are (all of them, in order, if left out).
 
         `weight` scales the prior: 1 as trained, 0 none.
         """
-        if self.prior is None:
-            return representations_MD
-        bias_M = self.prior.bias if labels_M is None else self.prior.bias[labels_M]
-        return torch.cat([representations_MD, (weight * self.temperature * bias_M)[:, None]], dim=1)
+        return _with_prior(self._vectors(representations_MD), self.prior, labels_M, weight * self.temperature)
+
+    def _vectors(self, representations_ND: Tensor) -> Tensor:
+        vectors_ND: Tensor = self.project(representations_ND)
+        return functional.normalize(vectors_ND, dim=-1) if self.normalize else vectors_ND
+
+
+class ClassifierHead(nn.Module):
+    """g2 for queries, and one row of a table for each label."""
+
+    def __init__(
+        self,
+        table: ClassifierTable,
+        *,
+        temperature: float,
+        input_size: int,
+        projection: int = 0,
+        dropout: float = 0.0,
+        prior: LabelPrior | None = None,
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.temperature = temperature
+        self.prior = prior
+        layers = [nn.Linear(input_size, projection)] if projection else []
+        self.project = nn.Sequential(*layers, nn.Dropout(dropout))
+
+    @property
+    def normalized_search(self) -> bool:
+        """Whether search compares directions only, as published; with a prior the length of a vector means something."""
+        return self.prior is None
+
+    def queries(self, representations_BD: Tensor, *, search: bool = False) -> Tensor:
+        """Vectors of queries; for search they may be scaled to length one."""
+        vectors_BC: Tensor = self.project(representations_BD)
+        if self.prior is not None:
+            return torch.cat([vectors_BC, vectors_BC.new_ones(len(vectors_BC), 1)], dim=1)
+        return functional.normalize(vectors_BC, dim=-1) if search else vectors_BC
+
+    def labels(self, labels_M: Tensor | None = None) -> Tensor:
+        """The rows of labels, for training."""
+        return _with_prior(self.table.rows(labels_M), self.prior, labels_M, self.temperature)
+
+    def search_labels(self, rows_LC: Tensor, *, weight: float = 1.0) -> Tensor:
+        """The vectors of all labels to search among, from rows in which labels without training are filled in."""
+        rows_LC = functional.normalize(rows_LC, dim=-1) if self.normalized_search else rows_LC
+        return _with_prior(rows_LC, self.prior, None, weight * self.temperature)
+
+
+def _with_prior(vectors_MD: Tensor, prior: LabelPrior | None, labels_M: Tensor | None, scale: float) -> Tensor:
+    if prior is None:
+        return vectors_MD
+    bias_M = prior.bias if labels_M is None else prior.bias[labels_M]
+    return torch.cat([vectors_MD, (scale * bias_M)[:, None]], dim=1)

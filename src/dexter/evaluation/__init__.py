@@ -1,16 +1,23 @@
-"""What an evaluation finds and how it is shown: bands, intervals, reports, records, tables, plots and a page."""
+"""What an evaluation finds and how it is shown: bands, intervals, reports, records, tables, plots and a page.
+
+`evaluate` needs a trained model and with it torch; it is imported on first use, all else is light.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from dexter.evaluation.bands import BANDS, Band, score_bands
 from dexter.evaluation.baselines import TfidfNeighbours, popularity
-from dexter.evaluation.evaluate import evaluate
 from dexter.evaluation.intervals import Interval, bootstrap, paired_bootstrap
 from dexter.evaluation.page import Example, collect_examples, save_page
 from dexter.evaluation.plots import save_comparison_plot
 from dexter.evaluation.records import make_record, write_record
 from dexter.evaluation.reports import Comparison, Report, compare, score_report
 from dexter.evaluation.tables import render_comparison, render_table
+
+if TYPE_CHECKING:
+    from dexter.evaluation.runs import evaluate
 
 __all__ = [
     "BANDS",
@@ -35,3 +42,11 @@ __all__ = [
     "score_report",
     "write_record",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "evaluate":
+        from dexter.evaluation.runs import evaluate
+
+        return evaluate
+    raise AttributeError(f"module 'dexter.evaluation' has no attribute {name!r}")

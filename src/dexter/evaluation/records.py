@@ -105,12 +105,12 @@ def make_record(
         "wall_seconds": wall_seconds,
         "peak_rss_bytes": peak_rss_bytes(),
     }
-    return {key: _finite(value) for key, value in record.items()}
+    return {key: json_values(value) for key, value in record.items()}
 
 
 def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
     """Write a record as JSON; a value that is not finite becomes null."""
-    write_json(path, _finite(dict(record)))
+    write_json(path, json_values(dict(record)))
 
 
 def pairs_sha256(pairs: csr_matrix) -> str:
@@ -171,12 +171,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _finite(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """The same nested value with plain numbers, and None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [json_values(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

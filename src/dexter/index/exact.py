@@ -1,7 +1,7 @@
 """Exact search: the k labels with the largest inner product, in bounded memory.
 
 Scores are computed in tiles of queries x labels, and the full matrix never exists. A tile is not sorted: the maximum of
-every 32 neighbouring columns is taken while the tile is in cache, the k groups with the largest maxima are picked, and
+every 32 neighbouring columns is taken while they are in cache, the k groups with the largest maxima are picked, and
 only their columns are looked at again. That is exact, because each of the k best columns lies in one of these groups.
 
 A score and its column travel as one int64 key, the score in the upper half in an order-preserving form, the complement
@@ -31,16 +31,15 @@ GROUP = 32
 """Columns whose maximum is taken together: the shortest run that vectorises well."""
 ROWS = 512
 """Queries in a tile: enough for the matrix product to run near its peak."""
-PRODUCT_COLUMNS = 8192
-"""Labels per matrix product: its result is still in cache when the group maxima are taken."""
+PRODUCT_COLUMNS = 16_384
+"""Labels per matrix product: few enough that its result is still in the last cache when the group maxima are taken,
+many enough that threads seldom wait for each other."""
 CPU_KEYS = 2**15
 """Keys made at a time on a CPU: they stay in cache, and torch starts no threads for so few."""
 ACCELERATOR_KEYS = 2**22
 """Keys made at a time on other devices."""
 LOWER_HALF = 0xFFFFFFFF
 """Mask of the bits of a key that hold the column."""
-NOTHING = -(2**63)
-"""The key below every other: no label."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,14 +86,14 @@ def search(
     _check(queries_ND, labels_LD, k, exclude, ceiling)
     num_queries, num_labels = len(queries_ND), len(labels_LD)
     tiling = _choose_tiling(num_queries, num_labels, memory_budget)
-    # One contiguous block per product: a product written into a part of a wider matrix takes half as long again.
+    # A product is a contiguous block: written into part of a wider matrix it would take longer.
     scores_PBC = torch.empty(tiling.num_products, tiling.rows, tiling.width, device=labels_LD.device)
     found = TopK(np.full((num_queries, k), -1, dtype=np.int64), np.full((num_queries, k), -np.inf, dtype=np.float32))
     for rows in _slices(0, num_queries, tiling.rows, progress=progress):
         tile_queries_BD = queries_ND[rows].to(labels_LD.device, torch.float32)
         limits_B1 = None if ceiling is None else torch.as_tensor(ceiling[rows]).to(tile_queries_BD).unsqueeze(1)
         banned = None if exclude is None else _Banned.of(exclude[rows])
-        best_BK = torch.full((len(tile_queries_BD), 0), NOTHING, device=labels_LD.device)
+        best_BK = torch.empty(len(tile_queries_BD), 0, dtype=torch.int64, device=labels_LD.device)
         for columns in _slices(0, num_labels, tiling.num_products * tiling.width):
             maxima_BG = _score(tile_queries_BD, labels_LD, columns, scores_PBC, banned, limits_B1)
             keys_BK = _select(scores_PBC, maxima_BG, k, first_column=columns.start)

@@ -21,6 +21,7 @@ def decoupled_softmax(
     *,
     temperature: float = 0.05,
     ignore: Positives | None = None,
+    negative_offsets: Tensor | None = None,
     streaming: Streaming | None = None,
 ) -> Tensor:
     """Cross-entropy of each positive against the labels that are not positives of the query.
@@ -42,6 +43,8 @@ def decoupled_softmax(
         positives: Relevant pairs; weights, if any, multiply each pair's term.
         temperature: Divides the products.
         ignore: Pairs that are neither positive nor negative.
+        negative_offsets: One number per label that is added to its score where it is a negative. With minus the log of
+            the chance that the label is in the pool, neg_i estimates the sum over all labels without bias.
         streaming: Mode, memory budget, shard.
 
     Returns:
@@ -60,6 +63,7 @@ def decoupled_softmax(
             streaming=settings,
             ignore=ignore,
             mask_positives=True,
+            offsets_L=negative_offsets,
         )
         total = torch.zeros((), device=labels.device)
         for block in problem.blocks():

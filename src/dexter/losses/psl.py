@@ -95,5 +95,5 @@ def _labels_to_queries(
         streaming=replace(streaming, shard=OneProcess()),
         ignore=None if ignore is None else ignore.transpose(),
     )
-    problem.averaged_over = int(streaming.shard.sum(torch.tensor(float(problem.num_rows), device=queries.device)))
+    problem.averaged_over = int(streaming.shard.sum(torch.tensor(problem.num_rows, device=queries.device)))
     return problem

@@ -90,6 +90,7 @@ class Problem:
         mask_positives: bool = False,
         only_with_positives: bool = True,
         single_sweep: bool = False,
+        offsets_L: Tensor | None = None,
     ) -> None:
         """Count positives over all ranks and choose the layout, the same on every rank.
 
@@ -104,6 +105,7 @@ class Problem:
             mask_positives: Whether scores of positives in tiles are minus infinity too.
             only_with_positives: Leave out the queries without a positive.
             single_sweep: Whether the loss sweeps once, so that keeping tiles would serve nobody.
+            offsets_L: Added to every score in tiles, by label; scores of positive pairs stay as they are.
         """
         device = queries_BD.device
         positives = positives.to(device)
@@ -116,7 +118,7 @@ class Problem:
         self.streaming = streaming
         self.shard: Shard = streaming.shard
         counts = self.shard.sum(positives.counts(len(queries_BD)).float())
-        num_labels = torch.tensor(float(len(labels_LD)), device=device)
+        num_labels = torch.tensor(len(labels_LD), device=device)
         self.num_labels_over_ranks = int(self.shard.sum(num_labels))
         # The widest shard decides for all: ranks must have the same blocks to meet at each reduction.
         widest_shard = int(self.shard.max(num_labels))
@@ -132,6 +134,7 @@ class Problem:
         self.masked = _union([*masked, self.positives] if mask_positives else masked, device)
         settings = replace(streaming, mode="chunks") if single_sweep else streaming
         self.layout = choose_layout(settings, len(self.chosen_B), widest_shard)
+        self.offsets_L = None if offsets_L is None else offsets_L.detach().to(device, torch.float32)
         self._tiles: Tensor | None = None
         self._work: Tensor | None = None
         self._longest_label: float | None = None
@@ -216,6 +219,8 @@ class Block:
             tile = Tile(index, slice(start, start + chunk), problem.tile_buffer(self.num_rows, index), fresh)
             if fresh:
                 torch.mm(self.queries_bD, self.labels(tile.columns).T, out=tile.scores)
+                if problem.offsets_L is not None:
+                    tile.scores.add_(problem.offsets_L[tile.columns])
                 self._mask(tile)
             yield tile
         self._filled = True

@@ -111,9 +111,12 @@ def _hinge(queries_BD: Tensor, labels_LD: Tensor, problem: Problem, hardest: Har
         return (queries_BD.float().sum() + labels_LD.float().sum()) * 0.0
     queries = queries_BD[problem.chosen_B].float()
     rows, columns = problem.positives.rows, problem.positives.columns
+    # One gather for both kinds of labels: the backward of each makes a gradient as large as the label table.
+    gathered = labels_LD[torch.cat([hardest.columns.reshape(-1), columns])].float()
+    negatives_BND = gathered[: hardest.columns.numel()].view(*hardest.columns.shape, -1)
     # Products and sums, not a matrix product: autocast would run the latter's backward in low precision.
-    negatives_BN = (queries[:, None] * labels_LD[hardest.columns].float()).sum(2)
-    positives_P = (queries[rows] * labels_LD[columns].float()).sum(1)
+    negatives_BN = (queries[:, None] * negatives_BND).sum(2)
+    positives_P = (queries[rows] * gathered[hardest.columns.numel() :]).sum(1)
     hinge_PN = negatives_BN[rows] - positives_P[:, None] + margin
     violating_PN = (hinge_PN > 0) & hardest.valid[rows]
     # Rows without a violation get any finite logits: their weights meet only zeros.

@@ -6,55 +6,78 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dexter import losses
-from dexter.batches import Positives
-from dexter.config import LossConfig
-from dexter.encoders.heads import DualHead
+from dexter.batches.pool import Pool
+from dexter.config import HeadConfig, LossConfig
+from dexter.encoders.heads import ClassifierHead, DualHead
 
 _MEGABYTE = 2**20
 
 
 class Objective(nn.Module):
-    """The loss of a batch, given what the encoder made of its queries and its labels."""
+    """The loss of a batch, given what the encoder made of its queries and of its labels' texts."""
 
-    def __init__(self, head: DualHead, config: LossConfig, *, num_labels: int) -> None:
+    def __init__(
+        self,
+        dual: DualHead,
+        classifier: ClassifierHead | None,
+        loss: LossConfig,
+        head: HeadConfig,
+        *,
+        num_labels: int,
+    ) -> None:
         super().__init__()
-        self.head = head
-        self.config = config
+        self.dual = dual
+        self.classifier = classifier
+        self.config = loss
+        self.encoder_weight = head.encoder_weight if classifier is not None else 1.0
         self.saving = losses.Saving()
         self.streaming = losses.Streaming(
-            memory_budget=config.memory_megabytes * _MEGABYTE, skip_below=config.skip_below, saving=self.saving
+            memory_budget=loss.memory_megabytes * _MEGABYTE, skip_below=loss.skip_below, saving=self.saving
         )
-        if config.name == "bce" and config.learn_scale:
+        if loss.name == "bce" and loss.learn_scale:
             self.scale = nn.Parameter(torch.tensor(1.0))
             self.bias = nn.Parameter(torch.tensor(-math.log(max(num_labels, 2))))
 
+    @property
+    def needs_label_texts(self) -> bool:
+        """Whether the dual encoder has a share in the loss; without it label texts need not be encoded."""
+        return self.encoder_weight > 0.0
+
     def forward(
-        self,
-        queries_BD: Tensor,
-        labels_MD: Tensor,
-        positives: Positives,
-        *,
-        ignore: Positives | None = None,
-        labels_M: Tensor | None = None,
+        self, queries_BD: Tensor, labels_MD: Tensor | None, pool: Pool, classifier_pool: Pool | None = None
     ) -> Tensor:
-        """The loss; `labels_M` says which labels the second side holds (all, in order, if left out)."""
+        """The weighted loss of both heads; `labels_MD` are the representations of the pool's labels."""
+        total = queries_BD.new_zeros(())
+        if labels_MD is not None and self.needs_label_texts:
+            labels_M = _tensor(pool.labels, queries_BD)
+            vectors_MD = self.dual.labels(labels_MD, labels_M)
+            total = total + self.encoder_weight * self._loss(self.dual.queries(queries_BD), vectors_MD, pool)
+        if self.classifier is not None and self.encoder_weight < 1.0:
+            pool = classifier_pool or pool
+            rows_MD = self.classifier.labels(_tensor(pool.labels, queries_BD))
+            loss = self._loss(self.classifier.queries(queries_BD), rows_MD, pool)
+            total = total + (1.0 - self.encoder_weight) * loss
+        return total
+
+    def _loss(self, queries_BD: Tensor, labels_MD: Tensor, pool: Pool) -> Tensor:
         loss: Callable[..., Tensor] = getattr(losses, self.config.name)
         # A mean over all labels makes gradients smaller than Adam's epsilon; a sum over labels does not.
         scale = len(labels_MD) if self.config.name == "bce" else 1
         return scale * loss(
-            self.head.queries(queries_BD),
-            self.head.labels(labels_MD, labels_M),
-            positives,
-            ignore=ignore,
+            queries_BD,
+            labels_MD,
+            pool.positives.to(queries_BD.device),
+            ignore=None if pool.ignore is None else pool.ignore.to(queries_BD.device),
             streaming=self.streaming,
-            **self._settings(),
+            **self._settings(pool, queries_BD),
         )
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, pool: Pool, like: Tensor) -> dict[str, Any]:
         """The keyword arguments that the chosen loss has beside the common ones."""
         config = self.config
         if config.name == "triplet":
@@ -68,4 +91,10 @@ class Objective(nn.Module):
             settings |= {"k": config.k, "alpha": config.alpha}
         if config.name == "bce" and config.learn_scale:
             settings |= {"scale": self.scale, "bias": self.bias}
+        if config.name == "decoupled_softmax" and pool.log_inclusion is not None:
+            settings["negative_offsets"] = torch.from_numpy(-pool.log_inclusion).to(like.device)
         return settings
+
+
+def _tensor(labels: np.ndarray | None, like: Tensor) -> Tensor | None:
+    return None if labels is None else torch.from_numpy(labels).to(like.device)

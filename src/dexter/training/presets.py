@@ -30,6 +30,8 @@ def resolve_presets(config: Config, dataset: Dataset) -> Config:
             config.train,
             device=device,
             learning_rate=rate,
+            head_learning_rate=config.train.head_learning_rate or 2 * rate,
+            classifier_learning_rate=config.train.classifier_learning_rate or (rate if static else 10 * rate),
             weights_learning_rate=config.train.weights_learning_rate or rate * _WEIGHTS_PER_STATIC_RATE,
             tokens_per_micro_batch=config.train.tokens_per_micro_batch or tokens,
             threads=config.train.threads or len(os.sched_getaffinity(0)),

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.batches.batch import Positives
-from dexter.batches.order import shuffled
-from dexter.batches.pool import Pool, all_labels, in_batch
+from dexter.batches.pool import Pool
 from dexter.config import Config
 from dexter.data import Dataset, Split
 from dexter.data.tokens import Tokens
 from dexter.encoders import build_encoder
 from dexter.encoders.embed import embed
-from dexter.encoders.heads import DualHead, LabelPrior
+from dexter.encoders.classifier import ClassifierTable, starting_rows
+from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted, ModelError
 from dexter.files import write_json
@@ -34,6 +34,7 @@ from dexter.training.labels import DistinctTexts, LabelSide
 from dexter.training.objective import Objective
 from dexter.training.optimizers import Optimizers, Part
 from dexter.training.presets import describe
+from dexter.training.sampling import Sampler
 from dexter.training.run import Run, is_finished, open_run, read_run, record_end
 from dexter.training.validation import cut_off, validate
 
@@ -98,11 +99,10 @@ class Trainer:
         self.label_side = LabelSide(distinct.places, refresh=config.train.label_refresh)
         counts = np.bincount(self.train_split.relevance.indices, minlength=dataset.num_labels)
         self.labels = Labels(dataset.label_ids, dataset.label_texts, counts)
-        prior = LabelPrior(counts, len(self.train_split)) if config.loss.prior else None
-        head = DualHead(temperature=config.loss.temperature, prior=prior)
-        self.objective = Objective(head, config.loss, num_labels=dataset.num_labels).to(self.device)
-        self.steps_per_epoch = -(-len(self.train_split) // config.batch.size)
+        self.sampler = Sampler(self.train_split.relevance, config.batch, seed=config.seed)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
         self.num_steps = config.train.epochs * self.steps_per_epoch
+        self.objective = self._build_objective().to(self.device)
         self.optimizers = self._build_optimizers()
         self.step = 0
         self.best: dict[str, float] = {}
@@ -162,6 +162,7 @@ class Trainer:
             raise ModelError(f"{self.folder}: its checkpoint does not fit the data and settings ({error})") from None
         self.optimizers.load_state(sections.get("optimizer", {}))
         self.label_side.load_state(sections.get("labels", {}), self.device)
+        self.sampler.load_state(sections["sampler"])
         torch.set_rng_state(sections["random"]["cpu"])
         if "cuda" in sections["random"] and torch.cuda.is_available():
             torch.cuda.set_rng_state(sections["random"]["cuda"])
@@ -178,6 +179,7 @@ class Trainer:
         tensors |= {f"objective:{name}": value for name, value in self.objective.state_dict().items()}
         tensors |= {f"optimizer:{name}": value for name, value in self.optimizers.state().items()}
         tensors |= {f"labels:{name}": value for name, value in self.label_side.state().items()}
+        tensors |= {f"sampler:{name}": value for name, value in self.sampler.state().items()}
         tensors["random:cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
             tensors["random:cuda"] = torch.cuda.get_rng_state()
@@ -191,35 +193,42 @@ class Trainer:
 
     def _take_step(self) -> tuple[Outcome, NDArray[np.int64]]:
         """One batch: encode, loss, gradients, update."""
-        epoch, position = divmod(self.step, self.steps_per_epoch)
-        rows = shuffled(len(self.train_split), self.config.batch.size, seed=self.config.seed, epoch=epoch)[position]
-        pool = self._make_pool(rows)
-        needed = _columns(pool)
-        texts = self.label_side.texts_to_encode(pool.labels, needed=needed, step=self.step)
-        labels_M = None if pool.labels is None else torch.from_numpy(pool.labels).to(self.device)
-        positives = pool.positives.to(self.device)
-        ignore = None if pool.ignore is None else pool.ignore.to(self.device)
+        if self.sampler.is_due_refresh(self.step):
+            self._refresh()
+        rows = self.sampler.rows(self.step)
+        pool = self.sampler.pool(rows, self.step)
+        classifier_pool = self.sampler.classifier_pool(pool, rows, self.step)
+        texts = self.label_side.texts_to_encode(pool.labels, needed=_columns(pool), step=self.step)
 
-        def objective(queries_BD: Tensor, texts_UD: Tensor) -> Tensor:
-            labels_MD = self.label_side.assemble(texts_UD, texts, pool.labels)
-            loss: Tensor = self.objective(queries_BD, labels_MD, positives, ignore=ignore, labels_M=labels_M)
+        def objective(queries_BD: Tensor, texts_UD: Tensor | None = None) -> Tensor:
+            labels_MD = None if texts_UD is None else self.label_side.assemble(texts_UD, texts, pool.labels)
+            loss: Tensor = self.objective(queries_BD, labels_MD, pool, classifier_pool)
             return loss
 
+        sides = [self._side(self.query_tokens, rows)]
+        if self.objective.needs_label_texts:
+            sides.append(self._side(self.label_tokens, texts, label=True))
         self.encoder.train()
         self.objective.train()
-        outcome = backward(
-            objective, self._side(self.query_tokens, rows), self._side(self.label_tokens, texts, label=True)
-        )
+        outcome = backward(objective, *sides)
         self._check_finite(outcome, rows)
         self.label_side.learn()
         self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
         self.step += 1
         return outcome, rows
 
-    def _make_pool(self, rows: NDArray[np.int64]) -> Pool:
-        random = np.random.default_rng([self.config.seed, self.step])
-        make = all_labels if self.config.batch.pool == "all" else in_batch
-        return make(self.train_split.relevance, rows, sample_positives=self.config.batch.sample_positives, rng=random)
+    def _refresh(self) -> None:
+        """Cluster the queries and mine hard negatives with the model as it is now."""
+        model = self._model()
+        self.sampler.refresh(self.step, self._query_vectors(self.query_tokens), model.label_vectors(head="encoder"))
+
+    def _query_vectors(self, tokens: Tokens) -> Tensor:
+        """The dual encoder's vectors of tokenised queries, without a graph."""
+        representations = embed(self.encoder, tokens, device=self.device)
+        self.objective.eval()
+        with torch.inference_mode():
+            vectors: Tensor = self.objective.dual.queries(representations)
+        return vectors
 
     def _side(self, tokens: Tokens, rows: NDArray[np.int64], *, label: bool = False) -> Side:
         """How gradient caching encodes some rows of a token table."""
@@ -280,11 +289,13 @@ class Trainer:
         model = self._model()
         if self.validation_tokens is None:
             self.validation_tokens = self.encoder.tokenize(self.validation_split.texts, side="query")
-        with torch.inference_mode():
-            queries = model.head.queries(embed(self.encoder, self.validation_tokens, device=self.device))
         metric = self.config.validation.metric
         metrics = validate(
-            queries, model.label_vectors(), self.validation_split, self.train_split.relevance, metric=metric
+            model.search_vectors(embed(self.encoder, self.validation_tokens, device=self.device)),
+            model.label_vectors(),
+            self.validation_split,
+            self.train_split.relevance,
+            metric=metric,
         )
         is_better = not self.best or metrics[metric] > self.best[metric]
         journal.record(self.step, "validation", epoch=self.step / self.steps_per_epoch, best=is_better, **metrics)
@@ -323,7 +334,57 @@ class Trainer:
             "step": self.step,
             "train_queries": len(self.train_split),
         }
-        return Model(self.encoder, self.objective.head, self.labels, texts_UD[places], facts)
+        self.objective.eval()
+        return Model(
+            encoder=self.encoder,
+            head=self.objective.dual,
+            classifier=self.objective.classifier,
+            labels=self.labels,
+            representations_LD=texts_UD[places],
+            facts=facts,
+        )
+
+    def _build_objective(self) -> Objective:
+        """The heads that the settings name; the classifier starts from label embeddings and query centroids."""
+        head, loss = self.config.head, self.config.loss
+        size, counts = self.encoder.dimension, self.labels.counts
+
+        def prior() -> LabelPrior | None:
+            return LabelPrior(counts, len(self.train_split)) if loss.prior else None
+
+        dual = DualHead(
+            temperature=loss.temperature,
+            prior=prior(),
+            input_size=size,
+            projection=head.projection,
+            dropout=head.dropout,
+            normalize=head.classifier or head.projection > 0,
+        )
+        if not head.classifier:
+            return Objective(dual, None, loss, head, num_labels=len(counts))
+        table = ClassifierTable(
+            len(counts), head.projection or size, storage=head.storage, dropout=head.row_dropout
+        )
+        classifier = ClassifierHead(
+            table,
+            temperature=loss.temperature,
+            input_size=size,
+            projection=head.projection,
+            dropout=head.dropout,
+            prior=prior(),
+        )
+        self._start_classifier(classifier)
+        return Objective(dual, classifier, loss, head, num_labels=len(counts))
+
+    def _start_classifier(self, classifier: ClassifierHead) -> None:
+        """Give every row the direction of its label's text and of the queries that have the label."""
+        classifier.to(self.device).eval()
+        with torch.inference_mode():
+            queries = classifier.project(embed(self.encoder, self.query_tokens, device=self.device))
+            labels = classifier.project(embed(self.encoder, self.label_tokens, device=self.device))
+            places = torch.from_numpy(self.label_side.places).to(self.device)
+            rows = starting_rows(labels[places], queries, self.train_split.relevance)
+        classifier.table.initialise(rows)
 
     def _build_optimizers(self) -> Optimizers:
         train = self.config.train
@@ -352,19 +413,32 @@ class Trainer:
                 parameters=[(name, value) for name, value in named if name in weights],
                 learning_rate=train.weights_learning_rate,
             ),
+            *self._objective_parts(),
+        ]
+        return Optimizers([part for part in parts if part.parameters], num_steps=self.num_steps, warmup=train.warmup, seed=self.config.seed)
+
+    def _objective_parts(self) -> list[Part]:
+        """The heads' projections, the classifier's rows, and what is one number per label or for all."""
+        train = self.config.train
+        named = list(self.objective.named_parameters())
+        tables = [(name, value) for name, value in named if name.startswith("classifier.table.")]
+        projections = [(name, value) for name, value in named if ".project." in name]
+        known = {name for name, _ in tables + projections}
+        return [
+            Part(name="heads", parameters=projections, learning_rate=train.head_learning_rate),
+            Part(name="classifier", parameters=tables, learning_rate=train.classifier_learning_rate, sparse=True),
             Part(
                 name="objective",
-                parameters=list(self.objective.named_parameters()),
+                parameters=[(name, value) for name, value in named if name not in known],
                 learning_rate=train.prior_learning_rate,
             ),
         ]
-        return Optimizers([part for part in parts if part.parameters], num_steps=self.num_steps, warmup=train.warmup, seed=self.config.seed)
 
     def _touched_share(self) -> float:
         """The share of the static encoder's rows that the first step touches."""
         assert isinstance(self.encoder, StaticEncoder)
         num_rows = self.encoder.num_rows
-        rows = shuffled(len(self.train_split), self.config.batch.size, seed=self.config.seed, epoch=0)[0]
+        rows = self.sampler.rows(0)
         touched = [self.query_tokens.select(rows).ids % num_rows]
         if self.config.batch.pool == "all":
             touched.append(self.label_tokens.ids % num_rows)

@@ -1,0 +1,191 @@
+"""Quality and cost on stackexchange4: our recipes beside omikuji and TF-IDF nearest neighbours, in one run.
+
+    python -m venv /tmp/omikuji && /tmp/omikuji/bin/pip install omikuji
+    python bench/stackexchange.py --threads 1 --omikuji /tmp/omikuji/bin/python
+
+omikuji (Parabel: 3 trees, its default settings, beam 10) gets unigram TF-IDF vectors and runs in an interpreter of its
+own; without one its row is left out. Ours train as their recipes say, on the static encoder. *train* is everything from
+texts to a model (TF-IDF vectors and tokens included), *predict* everything from test texts to 100 labels each. CPU
+seconds hold on a machine that is not quiet, wall seconds do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+import shared_data
+from dexter.data import Dataset, Split
+from dexter.evaluation.baselines import TfidfNeighbours
+from dexter.metrics import score
+from dexter.predictor import Predictor
+from dexter.training import train
+
+DATA = "stackexchange4"
+NUM_PLACES = 100
+COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100")
+OMIKUJI = """
+import json, sys, time
+import omikuji
+train_path, test_path, out_path, places, threads = sys.argv[1:]
+clocks = [(time.process_time(), time.perf_counter())]
+model = omikuji.Model.train_on_data(train_path, omikuji.Model.default_hyper_param(), int(threads))
+clocks.append((time.process_time(), time.perf_counter()))
+model.init_prediction_thread_pool(int(threads))
+predicted = []
+for line in open(test_path):
+    pairs = [(int(feature), float(value)) for feature, value in (pair.split(":") for pair in line.split())]
+    predicted.append([label for label, _ in model.predict(pairs, top_k=int(places))])
+clocks.append((time.process_time(), time.perf_counter()))
+json.dump({"clocks": clocks, "predicted": predicted}, open(out_path, "w"))
+"""
+"""What the other interpreter runs."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of the processor and of the wall."""
+
+    cpu: float
+    wall: float
+
+    @classmethod
+    def now(cls) -> Time:
+        """The clocks as they are."""
+        return cls(time.process_time(), time.perf_counter())
+
+    def __sub__(self, other: Time) -> Time:
+        return Time(self.cpu - other.cpu, self.wall - other.wall)
+
+    def __add__(self, other: Time) -> Time:
+        return Time(self.cpu + other.cpu, self.wall + other.wall)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: its best labels of every test query, and what they cost."""
+
+    top_ids: NDArray[np.int64]
+    train: Time
+    predict: Time
+
+
+def run_recipe(dataset: Dataset, test: Split, recipe: str, *, threads: int) -> Row:
+    """A recipe as it stands, trained and asked."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = Time.now()
+        finished = train(dataset, recipe=recipe, out=Path(folder) / "run", overrides={"train.threads": threads})
+        trained = Time.now()
+        top_ids = Predictor.load(finished.path).top(test.texts, NUM_PLACES).ids
+        return Row(top_ids, trained - start, Time.now() - trained)
+
+
+def run_neighbours(dataset: Dataset, test: Split) -> Row:
+    """TF-IDF nearest neighbours."""
+    start = Time.now()
+    model = TfidfNeighbours.fit(dataset.train.texts, dataset.train.relevance)
+    trained = Time.now()
+    top_ids = model.predict(test.texts, NUM_PLACES).ids
+    return Row(top_ids, trained - start, Time.now() - trained)
+
+
+def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int) -> Row | None:
+    """Omikuji in another interpreter, or None where it is not installed there."""
+    if subprocess.run([interpreter, "-c", "import omikuji"], capture_output=True, check=False).returncode:
+        print(f"omikuji: left out, {interpreter} has no omikuji (pip install it anywhere, pass --omikuji PYTHON)")
+        return None
+    start = Time.now()
+    train_vectors, test_vectors = tfidf(dataset.train.texts, test.texts)
+    vectorized = Time.now() - start
+    with tempfile.TemporaryDirectory() as folder:
+        train_path, test_path, out_path = (Path(folder) / name for name in ("train.txt", "test.txt", "out.json"))
+        write_svmlight(train_path, train_vectors, dataset.train.relevance)
+        test_path.write_text("".join(f"{features(test_vectors, row)}\n" for row in range(len(test))))
+        arguments = [str(train_path), str(test_path), str(out_path), str(NUM_PLACES), str(threads)]
+        # Its progress bars have a line per example.
+        subprocess.run([interpreter, "-c", OMIKUJI, *arguments], check=True, stderr=subprocess.DEVNULL)
+        told = json.loads(out_path.read_text())
+    begun, trained, ended = (Time(*clock) for clock in told["clocks"])
+    top_ids = np.full((len(test), NUM_PLACES), -1, dtype=np.int64)
+    for row, labels in enumerate(told["predicted"]):
+        top_ids[row, : len(labels)] = labels
+    # Vectors of train and test are made in one go; the training row carries them.
+    return Row(top_ids, trained - begun + vectorized, ended - trained)
+
+
+def tfidf(train_texts: Sequence[str], test_texts: Sequence[str]) -> tuple[csr_matrix, csr_matrix]:
+    """Unigram TF-IDF vectors of unit length."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer: Any = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
+    return vectorizer.fit_transform(train_texts), vectorizer.transform(test_texts)
+
+
+def write_svmlight(path: Path, vectors: csr_matrix, relevance: csr_matrix) -> None:
+    """The file omikuji trains on: a header, then the labels and features of one query per line."""
+    with path.open("w") as file:
+        file.write(f"{vectors.shape[0]} {vectors.shape[1]} {relevance.shape[1]}\n")
+        for row in range(vectors.shape[0]):
+            labels = relevance.indices[relevance.indptr[row] : relevance.indptr[row + 1]]
+            file.write(f"{','.join(map(str, labels))} {features(vectors, row)}\n")
+
+
+def features(vectors: csr_matrix, row: int) -> str:
+    """A row's features in ascending order."""
+    part = slice(vectors.indptr[row], vectors.indptr[row + 1])
+    order = np.argsort(vectors.indices[part])
+    pairs = zip(vectors.indices[part][order], vectors.data[part][order], strict=True)
+    return " ".join(f"{column}:{value:.6g}" for column, value in pairs)
+
+
+def print_row(name: str, row: Row, dataset: Dataset, test: Split) -> None:
+    """A line of the table."""
+    metrics = score(row.top_ids, test.relevance, dataset.train.relevance, ks=(1, 3, 5, 10, 100))
+    per_query = 1e3 / len(test)
+    print(
+        f"{name:16s}"
+        + "".join(f"{metrics[column]:8.2f}" for column in COLUMNS)
+        + f"{row.train.cpu:9.1f}{row.train.wall:9.1f}{row.predict.cpu * per_query:12.2f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="*", default=["dexter", "dexml"])
+    parser.add_argument("--omikuji", default=sys.executable, metavar="PYTHON", help="an interpreter that has omikuji")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    logging.disable(logging.INFO)
+    dataset = shared_data.load(DATA)
+    test = dataset.test
+    assert test is not None
+    print(
+        f"{DATA}: {len(dataset.train):,} training and {len(test):,} test queries, {dataset.num_labels:,} labels, "
+        f"{arguments.threads} threads"
+    )
+    print(f"{'':16s}{''.join(f'{c:>8s}' for c in COLUMNS)}{'train CPU':>9s}{'wall s':>9s}{'ms/query':>12s}")
+    for recipe in arguments.recipes:
+        row = run_recipe(dataset, test, recipe, threads=arguments.threads)
+        print_row(f"dexter {recipe}" if recipe != "dexter" else recipe, row, dataset, test)
+    peer = run_omikuji(dataset, test, arguments.omikuji, threads=arguments.threads)
+    if peer is not None:
+        print_row("omikuji", peer, dataset, test)
+    print_row("TF-IDF kNN", run_neighbours(dataset, test), dataset, test)
+
+
+if __name__ == "__main__":
+    main()
