@@ -6,6 +6,8 @@
 
 Search is timed beside faiss IndexFlatIP and plain torch.topk over full rows, in turns within one run; the ratios are
 of the medians of the turns, in wall time and in CPU time (which other processes on the machine disturb less).
+The OpenBLAS in faiss's wheel may not know a new CPU and then runs slow kernels (OPENBLAS_VERBOSE=2 prints its choice):
+on a CPU with AVX-512, set OPENBLAS_CORETYPE=SkylakeX for a fair comparison.
 """
 
 from __future__ import annotations

@@ -6,15 +6,17 @@
 
 *Memory*: encode the queries and every label, decoupled softmax, gradients of every weight; ours (streamed loss, room
 for scores set by `loss.memory_megabytes`) beside plain autograd on the full matrix of scores, each in a process of its
-own. Peak memory is that of the first step, above what was resident before it. It includes what both need: the vectors
-of the labels, their gradient and the gradient of the token table.
+own. Peak memory is that of the first step, above what was resident before it. *least* is what no way can do without:
+the labels' vectors, their gradient and the gradient of the token table. By default the static encoder keeps the graph of
+all labels; "small" encodes 20,000 tokens at a time, twice, and gives the scores 32 MB.
 
 *Switches*: `train.label_backward` leaves labels with small gradients out of the backward pass, `train.label_refresh`
 lets labels that no query needs be a few steps old. All settings start from the same partly trained model and take the
-same batches. The error is that of the gradient of all weights, |g - exact| / |exact|, where exact is taken at the same
-weights on the same batch: the mean over every fourth step. The static encoder encodes all labels in one micro-batch and
-keeps its graph, so there is no second pass for `label_backward` to save; the transformer (2 layers of 64, random start)
-encodes labels twice, as any transformer does.
+same batches. *error* is that of the gradient of all weights, |g - exact| / |exact|, where exact is taken at the same
+weights on the same batch: the mean over every fourth step. *left out* is the share of the exact gradient by the labels'
+vectors, in norm, that belongs to labels whose gradient was not pushed. The static encoder encodes all labels in one
+micro-batch and keeps its graph, so there is no second pass for `label_backward` to save; the transformer (2 layers of
+64, random start) encodes labels twice, as any transformer does.
 """
 
 from __future__ import annotations
@@ -56,6 +58,12 @@ MEGABYTE = 1e6
 MEMORY_DATA = ("debian-related", "moby-thesaurus")
 SWITCH_DATA = "debian-related"
 ERROR_EVERY = 4
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "default": {},
+    "small": {"loss__memory_megabytes": 32, "train__tokens_per_micro_batch": 20_000},
+}
+"""The rows of the memory table and their settings."""
 Rows = NDArray[np.int64]
 
 
@@ -86,10 +94,19 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Work:
-    """How many label texts a step encoded, and how many of them again for their gradient."""
+    """What a step did to the label texts."""
 
-    encoded: int
+    encoded: Rows
+    """Texts that were encoded."""
+    gradients_UD: Tensor
+    """The gradient of the loss by the vectors of these."""
     replayed: int
+    """How many of them were encoded again for their gradient."""
+
+    def pushed(self, share: float) -> Rows:
+        """The texts whose gradient went into the encoder."""
+        norms = self.gradients_UD.norm(dim=1)
+        return self.encoded[(norms >= share * norms.max()).numpy()]
 
 
 def make_trainer(dataset: Dataset, folder: Path, *, threads: int, **settings: Any) -> Trainer:
@@ -142,7 +159,7 @@ def streamed_step(trainer: Trainer, rows: Rows, labels: LabelSide, *, step: int 
         side(trainer.label_tokens, texts, backward_share=share),
     )
     labels.learn()
-    return Work(len(texts), outcome.replayed[1])
+    return Work(texts, outcome.gradients[1], outcome.replayed[1])
 
 
 def plain_step(trainer: Trainer, rows: Rows) -> None:
@@ -188,47 +205,47 @@ def measure_memory(name: str, how: str, *, threads: int, queries: int, steps: in
     """Peak memory of a first step and the time of later ones, in this process."""
     dataset = shared_data.load(name)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(dataset, Path(folder), threads=threads, batch__size=queries)
+        trainer = make_trainer(dataset, Path(folder), threads=threads, batch__size=queries, **WAYS[how])
     trainer.encoder.train()
     work: Callable[[Rows], object] = (
-        (lambda rows: streamed_step(trainer, rows, trainer.label_side))
-        if how == "ours"
-        else (lambda rows: plain_step(trainer, rows))
+        (lambda rows: plain_step(trainer, rows))
+        if how == "plain"
+        else (lambda rows: streamed_step(trainer, rows, trainer.label_side))
     )
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     work(batch_rows(trainer, 0))
-    extra = _resident("VmHWM") - before
+    peak = _resident("VmHWM") - before
+    gradient_bytes = sum(_bytes(gradient) for gradient in take_gradients(trainer).values())
     seconds = []
     for step in range(1, steps + 1):
-        for value in parameters(trainer).values():
-            value.grad = None
         started = time.process_time()
         work(batch_rows(trainer, step))
         seconds.append(time.process_time() - started)
+        take_gradients(trainer)
     return {
         "labels": dataset.num_labels,
-        "dimension": trainer.encoder.dimension,
-        "budget": trainer.config.loss.memory_megabytes,
-        "extra": extra,
+        "least": 2 * 4 * dataset.num_labels * trainer.encoder.dimension + gradient_bytes,
+        "peak": peak,
         "seconds": statistics.median(seconds),
-        "resident": before,
     }
 
 
 def print_memory(arguments: argparse.Namespace) -> None:
     """The first table: one process per line."""
     print(f"A step of {arguments.queries} queries over all labels, static encoder, {arguments.threads} threads")
-    print(f"{'data':16s}{'labels':>9s} {'how':24s}{'peak MB':>9s}{'CPU s':>8s}   plain / ours: memory, time")
+    print(f"{'data':16s}{'labels':>9s} {'how':16s}{'peak MB':>9s}{'least':>7s}{'CPU s':>8s}   memory and time of plain")
     for name in MEMORY_DATA:
         shared_data.locate(name)
-        measured = {how: _in_child(name, how, arguments) for how in ("plain", "ours")}
+        measured = {how: _in_child(name, how, arguments) for how in WAYS}
         for how, got in measured.items():
-            title = "plain autograd" if how == "plain" else f"dexter, {got['budget']} MB budget"
-            line = f"{name:16s}{got['labels']:9,d} {title:24s}{got['extra'] / MEGABYTE:9.0f}{got['seconds']:8.2f}"
-            if how == "ours":
-                line += "   " + ", ".join(f"{measured['plain'][key] / got[key]:.1f}x" for key in ("extra", "seconds"))
-            print(line, flush=True)
+            title = "plain autograd" if how == "plain" else f"dexter, {how}"
+            ratios = ", ".join(f"{measured['plain'][key] / got[key]:.1f}x" for key in ("peak", "seconds"))
+            print(
+                f"{name:16s}{got['labels']:9,d} {title:16s}{got['peak'] / MEGABYTE:9.0f}{got['least'] / MEGABYTE:7.0f}"
+                f"{got['seconds']:8.2f}   {ratios}",
+                flush=True,
+            )
 
 
 def _in_child(name: str, how: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -237,6 +254,11 @@ def _in_child(name: str, how: str, arguments: argparse.Namespace) -> dict[str, A
     told = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     measured: dict[str, Any] = json.loads(told)
     return measured
+
+
+def _bytes(gradient: Tensor) -> int:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return values.numel() * values.element_size()
 
 
 def _resident(field: str) -> int:
@@ -274,6 +296,7 @@ class Measured:
     seconds: float
     encoded: float
     replayed: float
+    left_out: float
     error: float
 
 
@@ -291,30 +314,40 @@ def measure_setting(trainer: Trainer, start: Snapshot, setting: Setting, *, step
     start.restore(trainer)
     exact_side = LabelSide(trainer.label_side.places)
     labels = LabelSide(trainer.label_side.places, refresh=setting.label_refresh)
-    seconds, works, errors = [], [], []
+    num_texts = len(trainer.label_tokens)
+    seconds, encoded, replayed, left_out, errors = [], [], [], [], []
     for step in range(start.step, start.step + steps + 1):
         rows, counted = batch_rows(trainer, step), step - start.step
-        exact: dict[str, Tensor] | None = None
-        if counted and counted % ERROR_EVERY == 0:
-            streamed_step(trainer, rows, exact_side)
+        compared = counted > 0 and counted % ERROR_EVERY == 0
+        if compared:
+            exact_work = streamed_step(trainer, rows, exact_side)
             exact = take_gradients(trainer)
         started = time.process_time()
         work = streamed_step(trainer, rows, labels, step=step, share=setting.label_backward)
         seconds.append(time.process_time() - started)
-        works.append(work)
-        if exact is not None:
+        encoded.append(len(work.encoded) / num_texts)
+        replayed.append(work.replayed / num_texts)
+        if compared:
             got = take_gradients(trainer)
             errors.append(relative_error(got, exact))
+            left_out.append(share_without(exact_work.gradients_UD, work.pushed(setting.label_backward)))
             for name, value in parameters(trainer).items():
                 value.grad = got.get(name)
         trainer.optimizers.step(step)
-    num_texts = len(trainer.label_tokens)
     return Measured(
         seconds=statistics.mean(seconds[1:]),
-        encoded=statistics.mean(work.encoded / num_texts for work in works[1:]),
-        replayed=statistics.mean(work.replayed / num_texts for work in works[1:]),
+        encoded=statistics.mean(encoded[1:]),
+        replayed=statistics.mean(replayed[1:]),
+        left_out=statistics.mean(left_out),
         error=statistics.mean(errors),
     )
+
+
+def share_without(gradients_UD: Tensor, kept: Rows) -> float:
+    """The norm of the rows that are not kept by the norm of all."""
+    rest_UD = gradients_UD.clone()
+    rest_UD[torch.from_numpy(kept)] = 0.0
+    return float(rest_UD.norm() / gradients_UD.norm())
 
 
 @contextmanager
@@ -364,14 +397,15 @@ def print_switches(arguments: argparse.Namespace) -> None:
             trainer = make()
             start = warm_up(trainer, arguments.warmup)
             print(f"\n{title}, {trainer.dataset.num_labels:,} labels, after {start.step} exact steps")
-            print(f"{'setting':24s}{'CPU s/step':>11s}{'x exact':>9s}{'encoded':>9s}{'replayed':>9s}{'error':>10s}")
+            columns = {"CPU s/step": 11, "x exact": 9, "encoded": 9, "replayed": 9, "left out": 10, "error": 10}
+            print(f"{'setting':24s}" + "".join(f"{column:>{width}s}" for column, width in columns.items()))
             reference: float | None = None
             for setting in SETTINGS:
                 got = measure_setting(trainer, start, setting, steps=arguments.steps)
                 reference = reference or got.seconds
                 print(
                     f"{setting!s:24s}{got.seconds:11.3f}{reference / got.seconds:9.2f}{got.encoded:9.1%}"
-                    f"{got.replayed:9.1%}{got.error:10.1e}",
+                    f"{got.replayed:9.1%}{got.left_out:10.1e}{got.error:10.1e}",
                     flush=True,
                 )
 
@@ -382,8 +416,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--queries", type=int, default=1024, help="batch size of the memory table")
     parser.add_argument("--steps", type=int, default=16, help="counted steps per setting, at least 4")
-    parser.add_argument("--warmup", type=int, default=60, help="exact steps before the settings part")
-    parser.add_argument("--transformer-labels", type=int, default=4_000)
+    parser.add_argument("--warmup", type=int, default=100, help="exact steps before the settings part")
+    parser.add_argument("--transformer-labels", type=int, default=3_000)
     parser.add_argument("--child", nargs=2, metavar=("DATA", "HOW"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.disable(logging.INFO)

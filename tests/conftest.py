@@ -33,7 +33,9 @@ def make_world(*, num_train=400, num_test=80, num_labels=37, seed=0):
         relevance = csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(size, num_labels))
         return Split(texts, [f"{name}-{row}" for row in range(size)], relevance)
 
-    return Dataset("world", label_texts, [f"L{i}" for i in range(num_labels)], split(num_train, "trn"), split(num_test, "tst"))
+    return Dataset(
+        "world", label_texts, [f"L{i}" for i in range(num_labels)], split(num_train, "trn"), split(num_test, "tst")
+    )
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +59,13 @@ SMALL = {
     "validation.fraction": 0.1,
 }
 """Settings of a run that takes a second or two."""
+
+
+@pytest.fixture(scope="session")
+def trained(world, tmp_path_factory):
+    """The folder of a finished run of the default recipe: look, do not touch."""
+    import dexter
+
+    out = tmp_path_factory.mktemp("runs") / "world"
+    dexter.train(world, recipe="dexter", out=out, overrides={**SMALL, "train.epochs": 5})
+    return out

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from dexter import __version__
 from dexter.errors import DexterError, UsageError
 
-EXIT_CODES = """Exit codes: 0 ok, 1 bug, 2 usage, 3 data, 4 model or index, 5 resources, 6 diverged, 130 or 143
-interrupted (after saving)."""
+if TYPE_CHECKING:
+    from dexter.encoders.heads import HeadName
+
+EXIT_CODES = """Exit codes: 0 ok, 1 bug, 2 usage, 3 data, 4 model or index, 5 resources (disk, memory, permission, a
+missing package), 6 diverged, 130 or 143 interrupted (training saves its state first)."""
 
 app = typer.Typer(
     help="Dual encoders for extreme multi-label classification: a few right labels out of thousands to millions.\n\n"
@@ -31,6 +40,10 @@ app = typer.Typer(
 data_app = typer.Typer(help="Make, check and convert data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
+_INTERRUPTED = 130
+_ClickError: type[Any] = typer.BadParameter.__mro__[2]
+"""ClickException, from wherever Typer has it: newer versions carry a copy of click of their own."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set train.epochs=5.")]
 OnError = Annotated[str, typer.Option("--on-error", help="What to do with bad lines: fail or skip.")]
@@ -39,28 +52,45 @@ LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column of lab
 Separator = Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")]
 
 
+Propensity = Annotated[str, typer.Option(help="Propensity constants: default, amazon or wikipedia.")]
+Head = Annotated[
+    str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dexter {__version__}")
+        raise typer.Exit
+
+
 def main() -> None:
     """Run the command line; turn errors into one line and an exit code."""
-    debug = "--debug" in sys.argv
+    arguments = _general_first(sys.argv[1:])
+    debug = "--debug" in arguments
     try:
-        app()
+        with _termination_as_error():
+            code = app(arguments, prog_name="dexter", standalone_mode=False)
+        if code == _INTERRUPTED:
+            _fail("interrupted", code, debug=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except DexterError as error:
         _fail(str(error), error.exit_code, debug=debug)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130, debug=debug)
-    except MemoryError:
-        _fail("out of memory: use smaller batches or fewer labels, or a machine with more memory", 5, debug=debug)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)
-    except OSError as error:
-        _fail(f"{error.filename or 'input or output'}: {error.strerror or error}", 5, debug=debug)
+    except _Terminated:
+        _fail("terminated", 128 + signal.SIGTERM, debug=debug)
+    except _ClickError as error:
+        _fail_usage(error)
+    except Exception as error:
+        _fail(*_explain(error), debug=debug)
 
 
 @app.callback()
 def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing on stderr but warnings and errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
+    ] = False,
 ) -> None:
     """Options of every verb."""
     level = logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO
@@ -69,7 +99,6 @@ def common(
     logger = logging.getLogger("dexter")
     logger.handlers[:] = [handler]
     logger.setLevel(level)
-    logger.propagate = False
 
 
 @app.command()
@@ -126,7 +155,10 @@ def data_check(
     report = check(dataset, folder=Path(path) if Path(path).exists() else None)
     if plot is not None:
         save_zipf_plot(dataset, plot)
-    typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if as_json else report.render())
+    if as_json:
+        _echo_json(report.to_json())
+    else:
+        typer.echo(report.render())
 
 
 @data_app.command("convert")
@@ -182,7 +214,7 @@ def train(
         tensorboard=tensorboard,
     )
     if as_json:
-        typer.echo(json.dumps({"run": str(run.path), "best": run.best, "step": run.step, "seconds": run.seconds}))
+        _echo_json({"run": str(run.path), "best": run.best, "step": run.step, "seconds": run.seconds})
         return
     shown = ", ".join(f"{name} {value:.2f}" for name, value in run.best.items() if name.startswith(("P@", "PSP@")))
     typer.echo(f"{run.path}: trained in {run.seconds:.0f} s" + (f"; validation {shown}" if shown else ""))
@@ -193,25 +225,31 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     data: Annotated[str, typer.Argument(help="The data set whose test split is scored.")],
     k: Annotated[list[int] | None, typer.Option("--k", "-k", help="A cut-off; repeat for several.")] = None,
-    propensity: Annotated[str, typer.Option(help="Propensity constants: default, amazon or wikipedia.")] = "default",
+    propensity: Propensity = "default",
+    head: Head = None,
     record: Annotated[Path | None, typer.Option(help="Where to write the result record.")] = None,
+    on_error: OnError = "fail",
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    label_separator: Separator = None,
     as_json: Json = False,
 ) -> None:
     """Score a run on the test split: P, R, nDCG, PSP, by label frequency, with a result record.
 
     Example: dexter evaluate runs/pydocs data/pydocs
     """
-    from dexter.evaluation.evaluate import DEFAULT_KS, TABLE_COLUMNS, evaluate_run
+    from dexter.evaluation.runs import TABLE_COLUMNS, evaluate_run
     from dexter.evaluation.tables import render_table
 
+    dataset = _load(data, on_error, text_column, label_column, label_separator)
     result = evaluate_run(
-        run, _load(data), ks=tuple(k or DEFAULT_KS), propensity=_propensity(propensity), record=record
+        run, dataset, head=_head(head), ks=k or None, propensity=_propensity(propensity), record=record
     )
     if as_json:
-        typer.echo(json.dumps(result.record, indent=2, ensure_ascii=False))
+        _echo_json(result.record)
         return
-    columns = [name for name in TABLE_COLUMNS if name in result.report.metrics]
-    typer.echo(render_table({run.name: result.report}, columns))
+    columns = [name for name in TABLE_COLUMNS if name in result.report.metrics] if not k else None
+    typer.echo(render_table({run.name or str(run): result.report}, columns))
 
 
 @app.command()
@@ -219,35 +257,46 @@ def predict(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     text: Annotated[str | None, typer.Argument(help="A text; leave out to read --input or stdin.")] = None,
     input_path: Annotated[
-        Path | None, typer.Option("--input", help="A file of texts: lines, or JSONL with text and uid.")
+        Path | None, typer.Option("--input", help="A file of texts: lines, or JSONL with text and uid; .gz too.")
     ] = None,
     output_path: Annotated[Path | None, typer.Option("--output", help="Where to write; stdout if left out.")] = None,
     k: Annotated[int, typer.Option("-k", help="Labels per text.")] = 5,
+    head: Head = None,
     form: Annotated[str, typer.Option("--format", help="text, jsonl or tsv.")] = "text",
 ) -> None:
     """The best labels of a text, of every line of a file, or of stdin; in order, in constant memory.
 
     Example: dexter predict runs/pydocs "inverse of a matrix" -k 3
     """
-    from dexter.streams import predict_texts, read_texts, write_lines
+    if text is not None and input_path is not None:
+        raise UsageError("give a text or --input, not both")
+    from dexter.predictor import Predictor
+    from dexter.streams import Query, predict_texts, read_texts, write_lines
 
-    queries = iter([(None, text)]) if text is not None else read_texts(input_path)
-    write_lines(predict_texts(run, queries, k=k, form=form), output_path)
+    queries = iter([Query("1", text)]) if text is not None else read_texts(input_path)
+    predictor = Predictor.load(run, head=_head(head))
+    write_lines(predict_texts(predictor, queries, k=k, form=form), output_path)
 
 
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run folders; each is held against the first.")],
     data: Annotated[str, typer.Option("--data", help="The data set whose test split is scored.")],
-    propensity: Annotated[str, typer.Option(help="Propensity constants: default, amazon or wikipedia.")] = "default",
+    k: Annotated[list[int] | None, typer.Option("--k", "-k", help="A cut-off; repeat for several.")] = None,
+    propensity: Propensity = "default",
+    as_json: Json = False,
 ) -> None:
     """Hold runs against each other on the same queries: one table, differences with confidence intervals.
 
     Example: dexter compare runs/a runs/b --data data/pydocs
     """
-    from dexter.evaluation.evaluate import compare_runs
+    from dexter.evaluation.runs import compare_runs
 
-    typer.echo(compare_runs(runs, _load(data), propensity=_propensity(propensity)))
+    found = compare_runs(runs, _load(data), ks=k or None, propensity=_propensity(propensity))
+    if as_json:
+        _echo_json(found.to_json())
+    else:
+        typer.echo(found.render())
 
 
 def _load(
@@ -284,8 +333,71 @@ def _size(dataset: Any) -> str:
     return f"{splits}, {dataset.num_labels:,} labels"
 
 
-def _fail(message: str, code: int, *, debug: bool) -> None:
+def _head(name: str | None) -> HeadName | None:
+    from dexter.encoders.heads import HEAD_NAMES
+
+    for known in HEAD_NAMES:
+        if name == known:
+            return known
+    if name is None:
+        return None
+    raise UsageError(f"--head {name!r}: expected one of {', '.join(HEAD_NAMES)}")
+
+
+def _echo_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _general_first(arguments: list[str]) -> list[str]:
+    """Let the options of every verb stand after the verb too."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    general = [name for name in ("--debug", "--quiet") if name in arguments[:end]]
+    return [*general, *(name for name in arguments[:end] if name not in general), *arguments[end:]]
+
+
+class _Terminated(BaseException):
+    """SIGTERM; like KeyboardInterrupt not an `Exception`, so that nobody takes it for a failure of theirs."""
+
+
+@contextmanager
+def _termination_as_error() -> Iterator[None]:
+    """Answer SIGTERM with an exception, so that temporary files are removed on the way out."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """What to say of an error that is not one of ours, and with which code to exit."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error).lower():
+        return "out of memory: use smaller batches or fewer labels, or a machine with more memory", 5
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input or output'}: {error.strerror or error}", 5
+    return f"{type(error).__name__}: {error} (a bug in dexter: --debug shows where)", 1
+
+
+def _fail(message: str, code: int, *, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exc()
-    print(f"dexter: error: {' '.join(message.split())}", file=sys.stderr)
+    lines = [" ".join(line.split()) for line in message.splitlines()]
+    print(f"dexter: error: {lines[0] if lines else 'unknown'}", *lines[1:], sep="\n", file=sys.stderr)
     sys.exit(code)
+
+
+def _fail_usage(error: Any) -> NoReturn:
+    """A wrong option or argument, in one line; help is shown where nothing was asked for."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(error.exit_code)
+    command = context.command_path if context is not None else "dexter"
+    _fail(f"{error.format_message()} (see {command} --help)", error.exit_code, debug=False)

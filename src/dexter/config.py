@@ -85,6 +85,8 @@ class BatchConfig:
     """Labels drawn uniformly that join an in-batch or sampled pool."""
     cap: int = 0
     """Most labels of a sampled pool: positives by in-batch count first, then negatives by count; 0: no limit."""
+    label_queries: bool = False
+    """Every label text is a training query too, with its label as its positive (Renee)."""
     classifier_positives: int = 0
     """More positives per query that join the classifier's pool only (POS-CLF)."""
     correct_pool: bool = False
@@ -103,7 +105,9 @@ class BatchConfig:
             _require(getattr(self, name) >= 0, f"batch.{name}", "0 or more")
         _require(self.refresh >= 1, "batch.refresh", "1 or more")
         _require(not (self.hard_negatives and self.pool == "all"), "batch.hard_negatives", "0 with pool = 'all'")
-        _require(not self.correct_pool or self.pool == "in-batch", "batch.correct_pool", "false unless pool = 'in-batch'")
+        _require(
+            not self.correct_pool or self.pool == "in-batch", "batch.correct_pool", "false unless pool = 'in-batch'"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

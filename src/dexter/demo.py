@@ -7,56 +7,63 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dexter.data import Dataset
 from dexter.data.check import check
 from dexter.data.formats import load_dataset, save_dataset
 from dexter.data.sources import build
 from dexter.evaluation.baselines import TfidfNeighbours, popularity
-from dexter.evaluation.evaluate import DEFAULT_KS, TABLE_COLUMNS, predict_columns, test_split
 from dexter.evaluation.page import collect_examples, save_page
 from dexter.evaluation.plots import save_comparison_plot
 from dexter.evaluation.reports import Report, score_report
+from dexter.evaluation.runs import DEFAULT_KS, TABLE_COLUMNS, predict_columns, test_split
 from dexter.evaluation.tables import render_table
+from dexter.extras import require
+from dexter.metrics import overfetch, remove_filtered
 from dexter.predictor import Predictor
 from dexter.training import train
 
 log = logging.getLogger("dexter")
 _QUESTION = "solve a linear system of equations with a symmetric positive definite matrix"
-_NEW_LABEL = (
-    "my.cholesky_solve",
-    "my.cholesky_solve: solve linear equations with a symmetric positive definite matrix",
-)
+_NEW_LABEL = ("my.spd_solve", "my.spd_solve: solve linear systems whose matrix is symmetric positive definite")
+_NUM_SHOWN = 5
 
 
 def run_demo(out: Path, *, overrides: Mapping[str, Any] | None = None) -> None:
     """Build, check, score baselines, train, evaluate; print a table, leave a plot and a page, and add a label."""
+    require("matplotlib.figure", extra="data", purpose="the demo's plot")
     dataset = _data(out / "pydocs")
-    print(check(dataset, folder=out / "pydocs").render())
+    print(check(dataset, folder=out / "pydocs").render(), flush=True)
+    rankings = _baselines(dataset)
     run = train(dataset, recipe="dexter", out=_next_folder(out / "runs"), overrides=overrides)
     predictor = Predictor.load(run.path)
-    k = max(DEFAULT_KS)
     split = test_split(dataset)
-    tops = {
-        "popularity": popularity(dataset, k).ids,
-        "TF-IDF neighbours": TfidfNeighbours.fit(dataset.train.texts, dataset.train.relevance)
-        .predict(split.texts, k)
-        .ids,
-        f"dexter ({run.config.recipe})": predict_columns(predictor, dataset, split, k),
-    }
+    rankings["dexter"] = predict_columns(predictor, dataset, split, max(DEFAULT_KS))
     reports = {
-        name: score_report(top_ids, split, dataset.train.relevance, ks=DEFAULT_KS) for name, top_ids in tops.items()
+        name: score_report(top_ids, split, dataset.train.relevance, ks=DEFAULT_KS) for name, top_ids in rankings.items()
     }
-    print(f"\nTest queries of {dataset.name}, trained in {run.seconds:.0f} s:\n")
+    print(f"\nThe {len(split):,} test queries of {dataset.name}; dexter was trained in {run.seconds:.0f} s.\n")
     print(render_table(reports, TABLE_COLUMNS))
-    _leave_pictures(out, dataset, reports, list(tops.values())[-1])
+    _leave_pictures(out, dataset, reports, rankings["dexter"])
     _show_new_label(predictor)
-    print(f"\nNext: dexter predict {run.path} {_QUESTION!r}")
+    print(f"\nNext: dexter predict {run.path} 'a text of yours'")
 
 
 def _data(folder: Path) -> Dataset:
     if not folder.exists():
+        log.info("building pydocs from the installed packages")
         save_dataset(build("pydocs"), folder)
     return load_dataset(folder)
+
+
+def _baselines(dataset: Dataset) -> dict[str, NDArray[np.int64]]:
+    """Rankings of the test queries to beat, with places to spare for the filter pairs."""
+    split = test_split(dataset)
+    k = max(DEFAULT_KS) + overfetch(split.filtered)
+    neighbours = TfidfNeighbours.fit(dataset.train.texts, dataset.train.relevance)
+    return {"popularity": popularity(dataset, k).ids, "TF-IDF neighbours": neighbours.predict(split.texts, k).ids}
 
 
 def _next_folder(parent: Path) -> Path:
@@ -67,7 +74,8 @@ def _next_folder(parent: Path) -> Path:
     return parent / f"demo-{number}"
 
 
-def _leave_pictures(out: Path, dataset: Dataset, reports: Mapping[str, Report], top_ids: Any) -> None:
+def _leave_pictures(out: Path, dataset: Dataset, reports: Mapping[str, Report], top_ids: NDArray[np.int64]) -> None:
+    allowed = remove_filtered(top_ids, np.zeros(top_ids.shape), test_split(dataset).filtered, max(DEFAULT_KS)).ids
     save_comparison_plot(reports, out / "comparison.png")
     save_page(
         reports,
@@ -75,17 +83,24 @@ def _leave_pictures(out: Path, dataset: Dataset, reports: Mapping[str, Report], 
         title="dexter on pydocs",
         subtitle="Which other functions does the documentation of this one point to?",
         columns=TABLE_COLUMNS,
-        examples=collect_examples(top_ids, dataset),
+        examples=collect_examples(allowed, dataset),
     )
-    print(f"\nA plot and a page: {out / 'comparison.png'}, {out / 'report.html'}")
+    print(f"\nA plot: {out / 'comparison.png'}\nA page: {out / 'report.html'}")
 
 
 def _show_new_label(predictor: Predictor) -> None:
     """Predict, add a label, predict again: no training in between."""
-    print(f"\n{_QUESTION!r}")
-    for label in predictor.predict([_QUESTION], k=3)[0]:
-        print(f"  {label.score:6.3f}  {label.text}")
+    print(f"\n{_QUESTION!r}:")
+    _show(predictor)
     predictor.add_labels([_NEW_LABEL])
-    print(f"the same after adding the label {_NEW_LABEL[0]!r}, without training:")
-    for label in predictor.predict([_QUESTION], k=3)[0]:
-        print(f"  {label.score:6.3f}  {label.text}")
+    print(f"\nThe same after adding the label {_NEW_LABEL[0]!r}, without training:")
+    _show(predictor)
+
+
+def _show(predictor: Predictor) -> None:
+    """The best labels, and the place of the new one where it is not among them."""
+    ranked = predictor.predict([_QUESTION], k=len(predictor.labels.ids))[0]
+    for place, label in enumerate(ranked, start=1):
+        if place <= _NUM_SHOWN or label.id == _NEW_LABEL[0]:
+            mark = "new" if label.id == _NEW_LABEL[0] else ""
+            print(f"{place:4d}. {label.score:6.3f}  {mark:3}  {label.text}")

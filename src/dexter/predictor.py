@@ -1,4 +1,4 @@
-"""Predictor: a run folder becomes ranked labels for texts. The only path of the command line, evaluation and services."""
+"""Predictor: a run folder becomes ranked labels for texts. The one path of command line, evaluation and services."""
 
 from __future__ import annotations
 

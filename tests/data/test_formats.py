@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
 from dexter.data.formats import FORMATS, convert_dataset, detect, load_dataset, save_dataset
-from dexter.errors import DataError, ResourceError, UsageError
+from dexter.errors import DataError, UsageError
 
 WRITABLE = [name for name, one in FORMATS.items() if one.write is not None]
 KEEPS_IDS = ("jsonl", "csv", "tsv", "parquet", "xmc-json")

@@ -92,7 +92,9 @@ def test_sparse_and_dense_gradients_agree():
         encoder(ids, offsets)[:, 0].sum().backward()
         gradient = encoder.table.grad
         assert gradient.is_sparse == sparse
-        gradients.append([gradient.to_dense() if sparse else gradient, encoder.token_weights.grad, encoder.position_weights.grad])
+        gradients.append(
+            [gradient.to_dense() if sparse else gradient, encoder.token_weights.grad, encoder.position_weights.grad]
+        )
     for first, second in zip(*gradients, strict=True):
         torch.testing.assert_close(first, second)
 

@@ -149,7 +149,9 @@ def test_decoupled_offsets_move_negatives_only(mode):
     offsets = torch.randn(13, generator=generator)
     positives = Positives([0, 0, 1, 3, 5], [2, 12, 0, 7, 7])
     streaming = Streaming(mode=mode, row_block=4, label_chunk=5)
-    value = decoupled_softmax(queries, labels, positives, temperature=0.5, negative_offsets=offsets, streaming=streaming)
+    value = decoupled_softmax(
+        queries, labels, positives, temperature=0.5, negative_offsets=offsets, streaming=streaming
+    )
     got = torch.autograd.grad(value, (queries, labels))
     scores = queries.double() @ labels.double().T / 0.5
     rows = []

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.conftest import SMALL, make_world
 
 import dexter
 from dexter.errors import DivergedError, Interrupted, UsageError
 from dexter.training import trainer as module
 from dexter.training.checkpoint import load_checkpoint
-from tests.conftest import SMALL, make_world
 
 
 def final_weights(run):
@@ -82,7 +82,9 @@ def test_resumed_is_uninterrupted_bit_for_bit(world, tmp_path, monkeypatch, vari
         [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         for path in (tmp_path / "whole", run)
     )
-    assert [(r["step"], r.get("loss"), r.get("P@1")) for r in whole] == [(r["step"], r.get("loss"), r.get("P@1")) for r in parts]
+    assert [(r["step"], r.get("loss"), r.get("P@1")) for r in whole] == [
+        (r["step"], r.get("loss"), r.get("P@1")) for r in parts
+    ]
 
 
 def stop_after(monkeypatch, step):
@@ -151,7 +153,9 @@ def test_without_validation_the_last_model_is_kept(world, tmp_path):
 
 def test_lazy_and_selective_label_gradients_stay_close(world, tmp_path):
     exact = train(world, tmp_path / "exact", **{"train.epochs": 4})
-    lazy = train(world, tmp_path / "lazy", **{"train.epochs": 4, "train.label_refresh": 4, "train.label_backward": 0.01})
+    lazy = train(
+        world, tmp_path / "lazy", **{"train.epochs": 4, "train.label_refresh": 4, "train.label_backward": 0.01}
+    )
     scores = [dexter.evaluate(run.path, world, ks=(1, 5), num_resamples=0).metrics["P@1"] for run in (exact, lazy)]
     assert abs(scores[0] - scores[1]) < 6
 
@@ -182,3 +186,66 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
         break
     subprocess.run([*command, str(tmp_path / "killed")], env=environment, check=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+
+
+CLASSIFIER_RECIPES = ["dexml-hnm", "ance", "ngame", "supconde", "unidec", "unidec-pos-clf", "renee"]
+
+
+def quick(recipe):
+    """Settings that make the long recipes short: clusters and hard negatives from the second epoch on."""
+    changes = {"train.epochs": 5, "batch.refresh": 2}
+    if recipe != "renee":
+        changes["batch.start"] = 1
+    if recipe in ("supconde", "unidec", "unidec-pos-clf"):
+        changes["head.projection"] = 24
+    return changes
+
+
+@pytest.mark.parametrize("recipe", CLASSIFIER_RECIPES)
+def test_clustered_mined_and_classifier_recipes_learn(world, tmp_path, recipe):
+    changes = quick(recipe) | {"train.epochs": 10}
+    run = train(world, tmp_path / "run", recipe=recipe, **changes)
+    heads = dexter.Predictor.load(run.path).model.heads
+    assert heads == (
+        ("encoder", "classifier", "unified") if recipe in ("unidec", "unidec-pos-clf", "renee") else ("encoder",)
+    )
+    report = dexter.evaluate(run.path, world, ks=(1, 3), num_resamples=0)
+    assert report.metrics["P@1"] > 60
+
+
+@pytest.mark.parametrize("recipe", CLASSIFIER_RECIPES)
+def test_resuming_keeps_clusters_shortlists_and_the_classifier(world, tmp_path, monkeypatch, recipe):
+    train(world, tmp_path / "whole", recipe=recipe, **quick(recipe))
+    run = tmp_path / "parts"
+    for stop_at in (7, 18, 40):
+        stop_after(monkeypatch, stop_at)
+        with pytest.raises(Interrupted):
+            dexter.train(world, recipe=recipe, out=run, overrides={**SMALL, **quick(recipe)}, resume=run.exists())
+        monkeypatch.undo()
+    dexter.train(world, out=run, resume=True)
+    assert_same_weights(tmp_path / "whole", run)
+
+
+def test_a_bfloat16_table_trains_as_well(world, tmp_path):
+    scores = []
+    for storage in ("float32", "bfloat16"):
+        changes = quick("unidec") | {"head.storage": storage, "train.epochs": 8, "validation.fraction": 0.0}
+        run = train(world, tmp_path / storage, recipe="unidec", **changes)
+        predictor = dexter.Predictor.load(run.path, head="classifier")
+        scores.append(dexter.evaluate(predictor, world, ks=(1, 3), num_resamples=0).metrics["P@1"])
+    assert abs(scores[0] - scores[1]) < 6
+
+
+def test_the_pool_correction_brings_a_small_pool_closer_to_all_labels(tmp_path):
+    """The corrected loss of in-batch pools is, over many batches, nearer to the loss over all labels."""
+    world = make_world(num_train=300, num_labels=120, seed=3)
+    losses = {}
+    for name, changes in {
+        "all": {},
+        "plain": {"batch.pool": "in-batch"},
+        "corrected": {"batch.pool": "in-batch", "batch.correct_pool": True},
+    }.items():
+        run = train(world, tmp_path / name, **{"train.learning_rate": 1e-9, "train.epochs": 5, **changes})
+        records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+        losses[name] = np.mean([record["loss"] for record in records if record["kind"] == "train"])
+    assert abs(losses["corrected"] - losses["all"]) < 0.3 * abs(losses["plain"] - losses["all"])

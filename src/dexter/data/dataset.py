@@ -39,11 +39,13 @@ class Split:
         num_queries = len(self.texts)
         if len(self.uids) != num_queries or self.relevance.shape[0] != num_queries:
             raise DataError(
-                f"a split needs one uid and one relevance row per text: got {num_queries} texts, {len(self.uids)} uids, "
-                f"{self.relevance.shape[0]} rows"
+                f"a split needs one uid and one relevance row per text: got {num_queries} texts, "
+                f"{len(self.uids)} uids, {self.relevance.shape[0]} rows"
             )
         if self.filtered is not None and self.filtered.shape != self.relevance.shape:
-            raise DataError(f"filter pairs have shape {self.filtered.shape}, relevance {self.relevance.shape}: they must agree")
+            raise DataError(
+                f"filter pairs have shape {self.filtered.shape}, relevance {self.relevance.shape}: they must agree"
+            )
         values = self.relevance.data
         if values.size and not (np.isfinite(values).all() and (values > 0).all()):
             raise DataError("relevance weights must be finite and above zero: leave irrelevant labels out instead")
@@ -88,12 +90,16 @@ class Dataset:
         object.__setattr__(self, "label_texts", tuple(self.label_texts))
         object.__setattr__(self, "label_ids", tuple(self.label_ids))
         if len(self.label_ids) != len(self.label_texts):
-            raise DataError(f"got {len(self.label_ids)} label ids for {len(self.label_texts)} label texts: one each is needed")
+            raise DataError(
+                f"got {len(self.label_ids)} label ids for {len(self.label_texts)} label texts: one each is needed"
+            )
         if len(set(self.label_ids)) != len(self.label_ids):
             raise DataError("label ids must be unique")
         for split_name, split in self.splits.items():
             if split.num_labels != self.num_labels:
-                raise DataError(f"the {split_name} split refers to {split.num_labels} labels, the data set has {self.num_labels}")
+                raise DataError(
+                    f"the {split_name} split refers to {split.num_labels} labels, the data set has {self.num_labels}"
+                )
 
     @property
     def num_labels(self) -> int:
@@ -110,8 +116,10 @@ class Dataset:
         """Number of training queries of each label."""
         return np.bincount(self.train.relevance.indices, minlength=self.num_labels)
 
-    def carve_validation(self, fraction: float = 0.1, *, seed: int = 0, maximum: int | None = None) -> tuple[Split, Split]:
-        """Split the training queries in (train, validation) by a seeded hash of their uids; the test split is never read.
+    def carve_validation(
+        self, fraction: float = 0.1, *, seed: int = 0, maximum: int | None = None
+    ) -> tuple[Split, Split]:
+        """Split the training queries in (train, validation) by a seeded hash of their uids; the test split is not read.
 
         The choice depends on the uid and the seed alone, so that it survives reordering and added rows.
         """
@@ -136,7 +144,9 @@ class Dataset:
 
 def _hash_fraction(text: str) -> float:
     """A number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") / 2.0**64
+    return (
+        int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") / 2.0**64
+    )
 
 
 def _frozen_csr(matrix: csr_matrix) -> csr_matrix:

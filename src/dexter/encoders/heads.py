@@ -51,7 +51,7 @@ class DualHead(nn.Module):
         self.temperature = temperature
         self.prior = prior
         self.normalize = normalize
-        layers = [nn.Linear(input_size, projection), nn.Tanh(), nn.Dropout(dropout)] if projection else []
+        layers = [_linear(input_size, projection), nn.Tanh(), nn.Dropout(dropout)] if projection else []
         self.project = nn.Sequential(*layers)
 
     def queries(self, representations_BD: Tensor) -> Tensor:
@@ -90,12 +90,12 @@ class ClassifierHead(nn.Module):
         self.table = table
         self.temperature = temperature
         self.prior = prior
-        layers = [nn.Linear(input_size, projection)] if projection else []
+        layers = [_linear(input_size, projection)] if projection else []
         self.project = nn.Sequential(*layers, nn.Dropout(dropout))
 
     @property
     def normalized_search(self) -> bool:
-        """Whether search compares directions only, as published; with a prior the length of a vector means something."""
+        """Whether search compares directions only, as published; with a prior a vector's length means something."""
         return self.prior is None
 
     def queries(self, representations_BD: Tensor, *, search: bool = False) -> Tensor:
@@ -113,6 +113,17 @@ class ClassifierHead(nn.Module):
         """The vectors of all labels to search among, from rows in which labels without training are filled in."""
         rows_LC = functional.normalize(rows_LC, dim=-1) if self.normalized_search else rows_LC
         return _with_prior(rows_LC, self.prior, None, weight * self.temperature)
+
+
+def _linear(input_size: int, output_size: int) -> nn.Linear:
+    """A layer that starts as a rotation (without change of size: as the identity), so that similar stays similar."""
+    layer = nn.Linear(input_size, output_size)
+    if input_size == output_size:
+        nn.init.eye_(layer.weight)
+    else:
+        nn.init.orthogonal_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _with_prior(vectors_MD: Tensor, prior: LabelPrior | None, labels_M: Tensor | None, scale: float) -> Tensor:

@@ -3,8 +3,8 @@
     embedding = normalize( sum over tokens t of exp(token_weight[t] + position_weight[bucket]) * table[t] )
 
 Token weights start at the logarithm of the inverse document frequency. Position weights start at zero and learn how
-much the beginning of a query counts: a title, a name, a first sentence. Hashed n-grams are more rows of the same table. A
-feature is a pair (row of the table, position bucket), packed into one integer, so that texts stay plain ragged ids.
+much the beginning of a query counts: a title, a name, a first sentence. Hashed n-grams are more rows of the same table.
+A feature is a pair (row of the table, position bucket), packed into one integer, so that texts stay plain ragged ids.
 
 Shapes: N texts, T features of all texts end to end, U distinct rows among them, D dimensions.
 """
@@ -62,7 +62,10 @@ class StaticEncoder(nn.Module):
         self, tokenizer: object, table_RD: Tensor, settings: StaticSettings, *, known_labels: Tensor | None = None
     ) -> None:
         super().__init__()
-        self.register_buffer("known_labels", torch.empty(0, dtype=torch.int64) if known_labels is None else known_labels)
+        self.known_labels: Tensor
+        self.register_buffer(
+            "known_labels", torch.empty(0, dtype=torch.int64) if known_labels is None else known_labels
+        )
         """Hashes of the label texts that have a row of their own, ascending; their rows are the last of the table."""
         self.tokenizer = tokenizer
         self.settings = settings
@@ -226,7 +229,8 @@ class StaticEncoder(nn.Module):
     def _buckets(self, positions: NDArray[np.int64], side: str) -> NDArray[np.int64]:
         if side == "label":
             return np.full(len(positions), _LABEL_BUCKET, dtype=np.int64)
-        return np.minimum(np.floor(2 * np.log2(positions + 1)), _LABEL_BUCKET - 1).astype(np.int64)
+        buckets: NDArray[np.int64] = np.floor(2 * np.log2(positions + 1)).astype(np.int64)
+        return buckets.clip(max=_LABEL_BUCKET - 1)
 
     def _with_ngrams(
         self,

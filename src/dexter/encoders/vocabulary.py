@@ -1,7 +1,7 @@
 """The static encoder's vocabulary: pretrained word pieces, and whole words of the data on top of them.
 
 One WordPiece tokenizer holds both. It takes the longest match first, so a word of the data is one token with a vector
-of its own, and a word never seen falls back to its pieces. A whole word starts as the mean of the vectors of its pieces.
+of its own, and a word never seen falls back to its pieces. A whole word starts as the mean of its pieces' vectors.
 """
 
 from __future__ import annotations
@@ -161,4 +161,5 @@ def _random_table(rows: int, dimension: int, seed: int) -> Tensor:
 
 def _standardised(table_VD: Tensor) -> Tensor:
     table_VD = table_VD - table_VD.mean(dim=0)
-    return table_VD / table_VD.norm(dim=1).mean()
+    mean_length: Tensor = torch.linalg.vector_norm(table_VD, dim=1).mean()
+    return table_VD / mean_length

@@ -173,12 +173,13 @@ def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int
     if num_strange == len(places):
         raise ModelError(
             f"none of the model's {len(places):,} label ids is in {dataset.name} (the model has "
-            f"{predictor.labels.ids[0]!r}, the data set {dataset.label_ids[0]!r}): evaluate on data with the same labels"
+            f"{predictor.labels.ids[0]!r}, the data set {dataset.label_ids[0]!r}): evaluate on data that shares labels"
         )
     if num_strange:
         log.warning("%d of the model's labels are not in %s: predicting one is a miss", num_strange, dataset.name)
     found = predictor.top(split.texts, k + overfetch(split.filtered))
-    return np.append(places, -1)[found.ids]
+    columns_NK: NDArray[np.int64] = np.append(places, -1)[found.ids]
+    return columns_NK
 
 
 def test_split(dataset: Dataset) -> Split:

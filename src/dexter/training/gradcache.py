@@ -72,8 +72,8 @@ def backward(objective: Callable[..., Tensor], *sides: Side) -> Outcome:
 def _embed(side: Side) -> _Cached:
     if len(side.micro_batches) == 1:
         output = side.encode(side.micro_batches[0])
-        rows = torch.from_numpy(side.micro_batches[0]).to(output.device)
-        ordered = torch.empty_like(output).index_copy_(0, rows, output.detach())
+        order = torch.from_numpy(side.micro_batches[0]).to(output.device)
+        ordered = torch.empty_like(output).index_copy_(0, order, output.detach())
         return _Cached(ordered.requires_grad_(), graphs=[output])
     cached = _Cached(torch.empty(0))
     total = sum(len(rows) for rows in side.micro_batches)
@@ -91,16 +91,17 @@ def _embed(side: Side) -> _Cached:
 def _push(side: Side, cached: _Cached, gradient: Tensor) -> int:
     keep = _rows_to_replay(gradient, side.backward_share)
     if cached.graphs:
-        rows = torch.from_numpy(side.micro_batches[0]).to(gradient.device)
+        order = torch.from_numpy(side.micro_batches[0]).to(gradient.device)
         if cached.graphs[0].requires_grad:
-            cached.graphs[0].backward(gradient[rows] * keep[rows, None] if side.backward_share else gradient[rows])
+            kept = gradient * keep[:, None] if side.backward_share else gradient
+            torch.autograd.backward(cached.graphs[0], kept[order])
         return 0
     final_state = _RandomState.capture()
     replayed = 0
     for rows, state in _replays(side, cached, keep.cpu().numpy()):
         if state is not None:
             state.restore()
-        side.encode(rows).backward(gradient[torch.from_numpy(rows).to(gradient.device)])
+        torch.autograd.backward(side.encode(rows), gradient[torch.from_numpy(rows).to(gradient.device)])
         replayed += len(rows)
     final_state.restore()
     return replayed
@@ -118,7 +119,7 @@ def _replays(side: Side, cached: _Cached, keep: NDArray[np.bool_]) -> Iterator[t
 
 
 def _rows_to_replay(gradient: Tensor, share: float) -> Tensor:
-    norms = gradient.norm(dim=1)
+    norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
     return norms >= share * norms.max() if len(norms) else norms.bool()
 
 

@@ -90,4 +90,4 @@ def _tensorboard_writer(folder: Path) -> Any:
     require("tensorboard", extra="track", purpose="writing TensorBoard files")
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder))

@@ -1,7 +1,7 @@
 """Parameter groups, the schedule, and one handle on the optimisers that share a step.
 
 Matrices decay, vectors and biases do not. Tables whose gradient is row-sparse go to `RowOptimizer`, which touches only
-the rows of the step; everything else goes to fused `AdamW`. The learning rate rises linearly, then falls linearly to zero.
+the rows of the step; everything else goes to fused `AdamW`. The learning rate rises linearly, then falls to zero.
 """
 
 from __future__ import annotations

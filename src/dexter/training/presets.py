@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 
@@ -59,7 +60,7 @@ def _batch_size(num_queries: int, *, static: bool) -> int:
 def _learning_rate(batch_size: int, *, static: bool) -> float:
     if static:
         return _STATIC_RATE
-    return _TRANSFORMER_RATE * (batch_size / _TRANSFORMER_REFERENCE_BATCH) ** 0.5
+    return _TRANSFORMER_RATE * math.sqrt(batch_size / _TRANSFORMER_REFERENCE_BATCH)
 
 
 def _device(name: str) -> str:

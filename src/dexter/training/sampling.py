@@ -52,7 +52,9 @@ class Sampler:
         epoch, position = divmod(step, self.steps_per_epoch)
         since = epoch - self.config.start
         wanted = self.config.order == "clustered" or self.config.hard_negatives > 0
-        return wanted and position == 0 and since >= 0 and since % self.config.refresh == 0 and self._refreshed_at != epoch
+        return (
+            wanted and position == 0 and since >= 0 and since % self.config.refresh == 0 and self._refreshed_at != epoch
+        )
 
     def refresh(self, step: int, queries_ND: Tensor, labels_LD: Tensor) -> None:
         """Cluster the queries and mine hard negatives with the vectors of the model as it is now."""
@@ -110,9 +112,7 @@ class Sampler:
         if not self.config.classifier_positives:
             return pool
         random = np.random.default_rng([self.seed, step, 1])
-        return with_extra_positives(
-            pool, self.relevance, rows, rng=random, num_extra=self.config.classifier_positives
-        )
+        return with_extra_positives(pool, self.relevance, rows, rng=random, num_extra=self.config.classifier_positives)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""

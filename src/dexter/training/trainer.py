@@ -1,4 +1,4 @@
-"""The loop, top to bottom: `train` opens a run folder; a `Trainer` takes it from the first step to a published model."""
+"""The loop, top to bottom: `train` opens a run folder, a `Trainer` goes from the first step to a published model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import identity, vstack
 from torch import Tensor
 
 from dexter.batches.batch import Positives
@@ -19,8 +20,8 @@ from dexter.config import Config
 from dexter.data import Dataset, Split
 from dexter.data.tokens import Tokens
 from dexter.encoders import build_encoder
-from dexter.encoders.embed import embed
 from dexter.encoders.classifier import ClassifierTable, starting_rows
+from dexter.encoders.embed import embed
 from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted, ModelError
@@ -34,8 +35,8 @@ from dexter.training.labels import DistinctTexts, LabelSide
 from dexter.training.objective import Objective
 from dexter.training.optimizers import Optimizers, Part
 from dexter.training.presets import describe
-from dexter.training.sampling import Sampler
 from dexter.training.run import Run, is_finished, open_run, read_run, record_end
+from dexter.training.sampling import Sampler
 from dexter.training.validation import cut_off, validate
 
 log = logging.getLogger("dexter")
@@ -86,6 +87,8 @@ class Trainer:
         torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.seed)
         self.train_split, self.validation_split = _carve(dataset, config)
+        if config.batch.label_queries:
+            self.train_split = _with_label_queries(self.train_split, dataset)
         cut_off(config.validation.metric)
         self.encoder = build_encoder(
             config.encoder, self.train_split.texts, dataset.label_texts, device=self.device, seed=config.seed
@@ -362,9 +365,7 @@ class Trainer:
         )
         if not head.classifier:
             return Objective(dual, None, loss, head, num_labels=len(counts))
-        table = ClassifierTable(
-            len(counts), head.projection or size, storage=head.storage, dropout=head.row_dropout
-        )
+        table = ClassifierTable(len(counts), head.projection or size, storage=head.storage, dropout=head.row_dropout)
         classifier = ClassifierHead(
             table,
             temperature=loss.temperature,
@@ -415,7 +416,12 @@ class Trainer:
             ),
             *self._objective_parts(),
         ]
-        return Optimizers([part for part in parts if part.parameters], num_steps=self.num_steps, warmup=train.warmup, seed=self.config.seed)
+        return Optimizers(
+            [part for part in parts if part.parameters],
+            num_steps=self.num_steps,
+            warmup=train.warmup,
+            seed=self.config.seed,
+        )
 
     def _objective_parts(self) -> list[Part]:
         """The heads' projections, the classifier's rows, and what is one number per label or for all."""
@@ -458,6 +464,16 @@ def _carve(dataset: Dataset, config: Config) -> tuple[Split, Split | None]:
     if not validation.fraction:
         return dataset.train, None
     return dataset.carve_validation(validation.fraction, seed=config.seed, maximum=validation.maximum)
+
+
+def _with_label_queries(split: Split, dataset: Dataset) -> Split:
+    """The split with one more query per label: its text, relevant to itself."""
+    ones = identity(dataset.num_labels, dtype=np.float32, format="csr")
+    return Split(
+        [*split.texts, *dataset.label_texts],
+        [*split.uids, *(f"label:{label_id}" for label_id in dataset.label_ids)],
+        vstack([split.relevance, ones]).tocsr(),
+    )
 
 
 def _columns(pool: Pool) -> NDArray[np.int64]:

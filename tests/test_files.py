@@ -1,0 +1,222 @@
+"""Whole or absent: atomic files and folders, whatever fails and whenever; manifests that notice every change."""
+
+import errno
+import json
+import os
+import subprocess
+import threading
+
+import pytest
+
+from dexter import files
+from dexter.errors import ModelError, ResourceError, UsageError
+from dexter.files import MANIFEST, atomic_folder, atomic_path, remove_leftovers, verify_manifest, write_json, write_text
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def make_folder(target, text, *, replace=False):
+    with atomic_folder(target, replace=replace) as temporary:
+        (temporary / "part").mkdir()
+        (temporary / "part" / "a.txt").write_text(text)
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path):
+    target = tmp_path / "deep" / "a.txt"
+    with atomic_path(target) as temporary:
+        temporary.write_text("new")
+        assert not target.exists()
+    assert target.read_text() == "new"
+    assert names(target.parent) == ["a.txt"]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    target = tmp_path / "a.txt"
+    write_text(target, "old")
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_json_refuses_what_json_does_not_have(tmp_path):
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "a.json", {"loss": float("nan")})
+    assert names(tmp_path) == []
+
+
+def test_a_folder_is_sealed_and_replaced_only_on_request(tmp_path):
+    target = tmp_path / "model"
+    make_folder(target, "one")
+    verify_manifest(target)
+    with pytest.raises(UsageError, match="exists already"):
+        make_folder(target, "two")
+    make_folder(target, "two", replace=True)
+    verify_manifest(target)
+    assert (target / "part" / "a.txt").read_text() == "two"
+    assert names(tmp_path) == ["model"]
+
+
+def test_replacing_works_where_names_cannot_be_swapped(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    make_folder(tmp_path / "model", "one")
+    make_folder(tmp_path / "model", "two", replace=True)
+    assert (tmp_path / "model" / "part" / "a.txt").read_text() == "two"
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="swapping two names in one step is Linux's")
+def test_a_replaced_folder_is_there_at_every_moment(tmp_path):
+    target, done, missing = tmp_path / "model", threading.Event(), []
+    make_folder(target, "0")
+
+    def watch():
+        while not done.is_set():
+            if not (target / MANIFEST).exists():
+                missing.append(1)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for number in range(50):
+        make_folder(target, str(number), replace=True)
+    done.set()
+    watcher.join()
+    assert not missing
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_power_cut_at_any_call_leaves_a_whole_folder_or_the_way_back(tmp_path, monkeypatch, swaps):
+    """Fail at the n-th file-system call of a replacement, for every n until it succeeds."""
+    if not swaps:
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    for fail_at in range(100):
+        target = tmp_path / str(fail_at) / "model"
+        make_folder(target, "old")
+        calls = 0
+
+        def dying(real):
+            def call(*arguments, **settings):
+                nonlocal calls
+                calls += 1
+                if calls > fail_at:
+                    raise RuntimeError("power cut")
+                return real(*arguments, **settings)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("fsync", "replace", "open", "mkdir"):
+                patch.setattr(os, name, dying(getattr(os, name)))
+            try:
+                make_folder(target, "new", replace=True)
+                survived = True
+            except RuntimeError:
+                survived = False
+        whole = [target] if target.exists() else list(target.parent.glob(".tmp-*-old-model"))
+        assert not swaps or whole == [target]
+        verify_manifest(whole[0])
+        assert (whole[0] / "part" / "a.txt").read_text() in (("new",) if survived else ("old", "new"))
+        if survived:
+            break
+    assert survived and fail_at > 5
+
+
+def damages():
+    yield "missing", lambda folder: (folder / "part" / "a.txt").unlink()
+    yield "longer", lambda folder: (folder / "part" / "a.txt").write_text("one!")
+    yield "changed", lambda folder: (folder / "part" / "a.txt").write_text("onf")
+    yield "no manifest", lambda folder: (folder / MANIFEST).unlink()
+    for content in (
+        "",
+        "[]",
+        "{}",
+        '{"files": 3}',
+        '{"files": {"part/a.txt": 1}}',
+        "[" * 100_000,
+        '{"files": {"a": {}}}',
+    ):
+        yield f"manifest {content[:30]}", lambda folder, content=content: (folder / MANIFEST).write_text(content)
+
+
+@pytest.mark.parametrize(("name", "damage"), list(damages()), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_manifest_notices(tmp_path, name, damage):
+    make_folder(tmp_path / "model", "one")
+    damage(tmp_path / "model")
+    with pytest.raises(ModelError, match=str(tmp_path / "model")):
+        verify_manifest(tmp_path / "model")
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path):
+    (tmp_path / ".tmp-1-a").mkdir()
+    (tmp_path / ".tmp-1-a" / "x").write_text("x")
+    (tmp_path / ".tmp-2-b").write_text("x")
+    (tmp_path / "kept").write_text("x")
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["kept"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_in_one_line(tmp_path, monkeypatch, number):
+    def full(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    write_text(tmp_path / "a.txt", "old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError, match=r"a.txt: the disk is full \([0-9,]+ bytes free\)"):
+        write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_no_permission_is_said_in_one_line(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(ResourceError, match="no permission to write here"):
+        make_folder(tmp_path / "model", "one")
+    assert names(tmp_path) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A real file system of 256 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], check=False).returncode
+    ):
+        pytest.skip("mounting a small file system is not allowed here")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_that_is_really_full(tiny_disk):
+    make_folder(tiny_disk / "model", "old")
+    with (
+        pytest.raises(ResourceError, match="disk is full"),
+        atomic_folder(tiny_disk / "model", replace=True) as temporary,
+    ):
+        (temporary / "big").write_bytes(bytes(10**6))
+    verify_manifest(tiny_disk / "model")
+    assert names(tiny_disk) == ["model"]
+
+
+def test_a_full_disk_told_by_a_library_in_words(tiny_disk):
+    """safetensors reports the system's error as text, not as an OSError."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    with pytest.raises(ResourceError, match="disk is full"), atomic_path(tiny_disk / "a.safetensors") as temporary:
+        save_file({"a": np.zeros(10**6)}, temporary)
+    assert names(tiny_disk) == []
+
+
+def test_json_is_stable(tmp_path):
+    write_json(tmp_path / "a.json", {"b": 1, "a": "é"})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"b": 1, "a": "é"}
+    assert "é" in (tmp_path / "a.json").read_text(encoding="utf-8")
