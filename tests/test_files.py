@@ -35,9 +35,14 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
     target = tmp_path / "a.txt"
     write_text(target, "old")
-    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
+
+    def fail():
+        with atomic_path(target) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert target.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from dexter.encoders.heads import HeadName
 from dexter.errors import ModelError, UsageError
-from dexter.index.exact import TopK, search
+from dexter.index.exact import search
 from dexter.model import Labels, Model, fingerprint
+from dexter.ranking import TopK
 
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1_024, 2**24
 """A stream is predicted in blocks of so many texts, fewer where they are long."""

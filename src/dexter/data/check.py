@@ -14,14 +14,7 @@ from dexter.data.dataset import Dataset, Split
 from dexter.data.findings import Problem, find_problems
 from dexter.data.places import Places
 from dexter.data.plots import zipf_text
-
-BANDS: Mapping[str, tuple[int, float]] = {
-    "head": (101, np.inf),
-    "torso": (10, 100),
-    "tail": (1, 9),
-    "unseen": (0, 0),
-}
-"""Smallest and largest number of training queries of a label, by band, from common to rare."""
+from dexter.ranking import BANDS
 
 
 @dataclass(frozen=True, kw_only=True)

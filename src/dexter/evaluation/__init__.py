@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dexter.evaluation.bands import BANDS, Band, score_bands
+from dexter.evaluation.bands import Band, score_bands
 from dexter.evaluation.baselines import TfidfNeighbours, popularity
 from dexter.evaluation.intervals import Interval, bootstrap, paired_bootstrap
 from dexter.evaluation.page import Example, collect_examples, save_page
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dexter.evaluation.runs import evaluate
 
 __all__ = [
-    "BANDS",
     "Band",
     "Comparison",
     "Example",

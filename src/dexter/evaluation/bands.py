@@ -15,9 +15,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.metrics import Hits, LabelCounts, Ratio, label_metrics, query_ratios
-
-BANDS: dict[str, tuple[int, float]] = {"head": (101, np.inf), "torso": (10, 100), "tail": (1, 9), "unseen": (0, 0)}
-"""Smallest and largest number of training queries of a label, by band, from common to rare."""
+from dexter.ranking import BANDS
 
 
 @dataclass(frozen=True, kw_only=True)

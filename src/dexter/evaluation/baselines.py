@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 from dexter.data import Dataset
 from dexter.errors import DataError, UsageError
 from dexter.extras import require
-from dexter.metrics import TopK
+from dexter.ranking import TopK
 
 _BLOCK_SIMILARITIES = 1 << 23
 """Similarities held at a time: 32 MB."""

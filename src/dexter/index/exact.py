@@ -15,7 +15,6 @@ G groups in a tile, K places.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dexter.errors import ModelError, UsageError
+from dexter.ranking import TopK
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -40,16 +40,6 @@ ACCELERATOR_KEYS = 2**22
 """Keys made at a time on other devices."""
 LOWER_HALF = 0xFFFFFFFF
 """Mask of the bits of a key that hold the column."""
-
-
-@dataclass(frozen=True, eq=False)
-class TopK:
-    """The best labels of each query, best first; equal scores in order of id."""
-
-    ids: np.ndarray
-    """int64, queries x k; -1 where a query has fewer than k labels to return."""
-    scores: np.ndarray
-    """float32, queries x k; minus infinity where there is no label."""
 
 
 class Tiling(NamedTuple):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dexter.metrics.by_label import LabelCounts, count_labels, label_metrics
 from dexter.metrics.by_query import Ratio, per_query, query_ratios
-from dexter.metrics.filters import TopK, overfetch, remove_filtered
+from dexter.metrics.filters import overfetch, remove_filtered
 from dexter.metrics.hits import Hits, find_hits, relevant_pairs
 from dexter.metrics.propensity import PROPENSITY, inverse_propensity
 from dexter.metrics.scoring import score
@@ -24,7 +24,6 @@ __all__ = [
     "Hits",
     "LabelCounts",
     "Ratio",
-    "TopK",
     "count_labels",
     "find_hits",
     "inverse_propensity",

@@ -6,20 +6,14 @@ fetched with slack: `k + overfetch(filtered)` places.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.errors import DataError, UsageError
 from dexter.metrics.hits import checked_top_ids, member_mask, relevant_pairs
-
-
-class TopK(NamedTuple):
-    """Rankings: ids and scores of shape (queries, places), best first; -1 and minus infinity where there is none."""
-
-    ids: np.ndarray
-    scores: np.ndarray
+from dexter.ranking import TopK
 
 
 def overfetch(filtered: csr_matrix | None) -> int:

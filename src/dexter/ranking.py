@@ -1,0 +1,26 @@
+"""What search returns and metrics score: the best labels of each query; and the bands of label frequency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+
+class TopK(NamedTuple):
+    """The best labels of each query, best first; equal scores in order of id."""
+
+    ids: np.ndarray
+    """int64, queries x k; -1 where a query has fewer than k labels to return."""
+    scores: np.ndarray
+    """float32, queries x k; minus infinity where there is no label."""
+
+
+BANDS: Mapping[str, tuple[int, float]] = {
+    "head": (101, np.inf),
+    "torso": (10, 100),
+    "tail": (1, 9),
+    "unseen": (0, 0),
+}
+"""Smallest and largest number of training queries of a label, by frequency band, from common to rare."""
