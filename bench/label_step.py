@@ -7,8 +7,8 @@
 *Memory*: encode the queries and every label, decoupled softmax, gradients of every weight; ours (streamed loss, room
 for scores set by `loss.memory_megabytes`) beside plain autograd on the full matrix of scores, each in a process of its
 own. Peak memory is that of the first step, above what was resident before it. *least* is what no way can do without:
-the labels' vectors, their gradient and the gradient of the token table. By default the static encoder keeps the graph of
-all labels; "small" encodes 20,000 tokens at a time, twice, and gives the scores 32 MB.
+the labels' vectors, their gradient and the gradient of the token table. By default the static encoder keeps the graph
+of all labels; "small" encodes 20,000 tokens at a time, twice, and gives the scores 32 MB.
 
 *Switches*: `train.label_backward` leaves labels with small gradients out of the backward pass, `train.label_refresh`
 lets labels that no query needs be a few steps old. All settings start from the same partly trained model and take the

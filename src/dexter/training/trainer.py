@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import identity, vstack
 from torch import Tensor
 
 from dexter.batches.batch import Positives
 from dexter.batches.pool import Pool
 from dexter.config import Config
-from dexter.data import Dataset, Split
+from dexter.data import Dataset
 from dexter.data.tokens import Tokens
 from dexter.encoders import build_encoder
-from dexter.encoders.classifier import ClassifierTable, starting_rows
 from dexter.encoders.embed import embed
-from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted, ModelError
 from dexter.files import write_json
@@ -32,16 +29,13 @@ from dexter.training.gradcache import Outcome, Side, backward
 from dexter.training.interrupts import Interrupts
 from dexter.training.journal import Journal
 from dexter.training.labels import DistinctTexts, LabelSide
-from dexter.training.objective import Objective
-from dexter.training.optimizers import Optimizers, Part
+from dexter.training.parts import build_objective, build_optimizers, make_splits
 from dexter.training.presets import describe
 from dexter.training.run import Run, is_finished, open_run, read_run, record_end
 from dexter.training.sampling import Sampler
 from dexter.training.validation import cut_off, validate
 
 log = logging.getLogger("dexter")
-_SPARSE_BELOW = 0.4
-"""Row-sparse updates are faster while a step touches less than this share of the static encoder's table."""
 _LOG_STEPS = 10
 
 
@@ -86,9 +80,7 @@ class Trainer:
         self.device = config.train.device
         torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.seed)
-        self.train_split, self.validation_split = _carve(dataset, config)
-        if config.batch.label_queries:
-            self.train_split = _with_label_queries(self.train_split, dataset)
+        self.train_split, self.validation_split = make_splits(dataset, config)
         cut_off(config.validation.metric)
         self.encoder = build_encoder(
             config.encoder, self.train_split.texts, dataset.label_texts, device=self.device, seed=config.seed
@@ -105,8 +97,18 @@ class Trainer:
         self.sampler = Sampler(self.train_split.relevance, config.batch, seed=config.seed)
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.num_steps = config.train.epochs * self.steps_per_epoch
-        self.objective = self._build_objective().to(self.device)
-        self.optimizers = self._build_optimizers()
+        self.objective = build_objective(
+            config,
+            self.encoder,
+            counts,
+            query_tokens=self.query_tokens,
+            label_tokens=self.label_tokens,
+            places=distinct.places,
+            relevance=self.train_split.relevance,
+        )
+        self.optimizers = build_optimizers(
+            config, self.encoder, self.objective, num_steps=self.num_steps, touched=self._first_ids()
+        )
         self.step = 0
         self.best: dict[str, float] = {}
         self.best_step = 0
@@ -326,6 +328,13 @@ class Trainer:
             skipped_gradient_share=self.objective.saving.fraction,
         )
 
+    def _first_ids(self) -> NDArray[np.int64]:
+        """The token ids of the first step: what a typical step touches."""
+        parts = [self.query_tokens.select(self.sampler.rows(0)).ids]
+        if self.config.batch.pool == "all" and self.objective.needs_label_texts:
+            parts.append(self.label_tokens.ids)
+        return np.concatenate(parts)
+
     def _model(self) -> Model:
         """The model as it is now, with every label freshly encoded."""
         texts_UD = embed(self.encoder, self.label_tokens, device=self.device)
@@ -347,109 +356,6 @@ class Trainer:
             facts=facts,
         )
 
-    def _build_objective(self) -> Objective:
-        """The heads that the settings name; the classifier starts from label embeddings and query centroids."""
-        head, loss = self.config.head, self.config.loss
-        size, counts = self.encoder.dimension, self.labels.counts
-
-        def prior() -> LabelPrior | None:
-            return LabelPrior(counts, len(self.train_split)) if loss.prior else None
-
-        dual = DualHead(
-            temperature=loss.temperature,
-            prior=prior(),
-            input_size=size,
-            projection=head.projection,
-            dropout=head.dropout,
-            normalize=head.classifier or head.projection > 0,
-        )
-        if not head.classifier:
-            return Objective(dual, None, loss, head, num_labels=len(counts))
-        table = ClassifierTable(len(counts), head.projection or size, storage=head.storage, dropout=head.row_dropout)
-        classifier = ClassifierHead(
-            table,
-            temperature=loss.temperature,
-            input_size=size,
-            projection=head.projection,
-            dropout=head.dropout,
-            prior=prior(),
-        )
-        self._start_classifier(classifier)
-        return Objective(dual, classifier, loss, head, num_labels=len(counts))
-
-    def _start_classifier(self, classifier: ClassifierHead) -> None:
-        """Give every row the direction of its label's text and of the queries that have the label."""
-        classifier.to(self.device).eval()
-        with torch.inference_mode():
-            queries = classifier.project(embed(self.encoder, self.query_tokens, device=self.device))
-            labels = classifier.project(embed(self.encoder, self.label_tokens, device=self.device))
-            places = torch.from_numpy(self.label_side.places).to(self.device)
-            rows = starting_rows(labels[places], queries, self.train_split.relevance)
-        classifier.table.initialise(rows)
-
-    def _build_optimizers(self) -> Optimizers:
-        train = self.config.train
-        weights = {"token_weights", "position_weights"}
-        named = list(self.encoder.named_parameters())
-        sparse = isinstance(self.encoder, StaticEncoder) and self._touched_share() < _SPARSE_BELOW
-        if isinstance(self.encoder, StaticEncoder):
-            self.encoder.sparse = sparse
-        parts = [
-            Part(
-                name="encoder",
-                parameters=[
-                    (name, value) for name, value in named if name not in weights and not (sparse and name == "table")
-                ],
-                learning_rate=train.learning_rate,
-                weight_decay=train.weight_decay,
-            ),
-            Part(
-                name="table",
-                parameters=[(name, value) for name, value in named if sparse and name == "table"],
-                learning_rate=train.learning_rate,
-                sparse=True,
-            ),
-            Part(
-                name="weights",
-                parameters=[(name, value) for name, value in named if name in weights],
-                learning_rate=train.weights_learning_rate,
-            ),
-            *self._objective_parts(),
-        ]
-        return Optimizers(
-            [part for part in parts if part.parameters],
-            num_steps=self.num_steps,
-            warmup=train.warmup,
-            seed=self.config.seed,
-        )
-
-    def _objective_parts(self) -> list[Part]:
-        """The heads' projections, the classifier's rows, and what is one number per label or for all."""
-        train = self.config.train
-        named = list(self.objective.named_parameters())
-        tables = [(name, value) for name, value in named if name.startswith("classifier.table.")]
-        projections = [(name, value) for name, value in named if ".project." in name]
-        known = {name for name, _ in tables + projections}
-        return [
-            Part(name="heads", parameters=projections, learning_rate=train.head_learning_rate),
-            Part(name="classifier", parameters=tables, learning_rate=train.classifier_learning_rate, sparse=True),
-            Part(
-                name="objective",
-                parameters=[(name, value) for name, value in named if name not in known],
-                learning_rate=train.prior_learning_rate,
-            ),
-        ]
-
-    def _touched_share(self) -> float:
-        """The share of the static encoder's rows that the first step touches."""
-        assert isinstance(self.encoder, StaticEncoder)
-        num_rows = self.encoder.num_rows
-        rows = self.sampler.rows(0)
-        touched = [self.query_tokens.select(rows).ids % num_rows]
-        if self.config.batch.pool == "all":
-            touched.append(self.label_tokens.ids % num_rows)
-        return len(np.unique(np.concatenate(touched))) / num_rows
-
 
 def _loaded(data: Dataset | str | Path) -> Dataset:
     if isinstance(data, Dataset):
@@ -457,23 +363,6 @@ def _loaded(data: Dataset | str | Path) -> Dataset:
     from dexter.data.formats import load_dataset
 
     return load_dataset(data)
-
-
-def _carve(dataset: Dataset, config: Config) -> tuple[Split, Split | None]:
-    validation = config.validation
-    if not validation.fraction:
-        return dataset.train, None
-    return dataset.carve_validation(validation.fraction, seed=config.seed, maximum=validation.maximum)
-
-
-def _with_label_queries(split: Split, dataset: Dataset) -> Split:
-    """The split with one more query per label: its text, relevant to itself."""
-    ones = identity(dataset.num_labels, dtype=np.float32, format="csr")
-    return Split(
-        [*split.texts, *dataset.label_texts],
-        [*split.uids, *(f"label:{label_id}" for label_id in dataset.label_ids)],
-        vstack([split.relevance, ones]).tocsr(),
-    )
 
 
 def _columns(pool: Pool) -> NDArray[np.int64]:
