@@ -106,7 +106,8 @@ class Work:
     def pushed(self, share: float) -> Rows:
         """The texts whose gradient went into the encoder."""
         norms = self.gradients_UD.norm(dim=1)
-        return self.encoded[(norms >= share * norms.max()).numpy()]
+        chosen: Rows = self.encoded[(norms >= share * norms.max()).numpy()]
+        return chosen
 
 
 def make_trainer(dataset: Dataset, folder: Path, *, threads: int, **settings: Any) -> Trainer:
@@ -119,13 +120,17 @@ def make_trainer(dataset: Dataset, folder: Path, *, threads: int, **settings: An
 def batch_rows(trainer: Trainer, step: int) -> Rows:
     """The queries of a step."""
     epoch, position = divmod(step, trainer.steps_per_epoch)
-    return shuffled(len(trainer.train_split), trainer.config.batch.size, seed=0, epoch=epoch)[position]
+    rows: Rows = shuffled(len(trainer.train_split), trainer.config.batch.size, seed=0, epoch=epoch)[position]
+    return rows
 
 
 def encode(trainer: Trainer, tokens: Tokens, rows: Rows) -> Tensor:
     """Vectors of some rows of a token table, with their graph."""
     ids, offsets = tokens.select(rows)
-    return trainer.encoder(torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64)))
+    vectors: Tensor = trainer.encoder(
+        torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(offsets.astype(np.int64))
+    )
+    return vectors
 
 
 def streamed_step(trainer: Trainer, rows: Rows, labels: LabelSide, *, step: int = 0, share: float = 0.0) -> Work:
@@ -173,10 +178,10 @@ def plain_step(trainer: Trainer, rows: Rows) -> None:
     counts = positives.counts(len(rows))
     share = 1.0 / (counts[positives.rows] * (counts > 0).sum())
     loss = (share * softplus(masked.logsumexp(1)[positives.rows] - chosen)).sum()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
-def parameters(trainer: Trainer) -> dict[str, Tensor]:
+def parameters(trainer: Trainer) -> dict[str, torch.nn.Parameter]:
     """Every weight that a step has a gradient for."""
     return dict(trainer.encoder.named_parameters()) | dict(trainer.objective.named_parameters())
 

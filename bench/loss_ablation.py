@@ -80,7 +80,7 @@ def print_table(name: str, outcomes: dict[str, list[Outcome]], seeds: Sequence[i
     print(f"\n{name}, test split, percent, {cells}; the best of a column is starred")
     print(f"{'loss':14s}" + "".join(f"{metric:>26s}" for metric in METRICS) + f"{'CPU s':>8s}")
     means = {loss: {metric: _mean(runs, metric) for metric in METRICS} for loss, runs in outcomes.items()}
-    best = {metric: max(means, key=lambda loss, metric=metric: means[loss][metric]) for metric in METRICS}
+    best = {metric: max((values[metric], loss) for loss, values in means.items())[1] for metric in METRICS}
     for loss, runs in outcomes.items():
         line = f"{loss:14s}"
         for metric in METRICS:
