@@ -1,7 +1,8 @@
 """The loss ablation of DEXML's poster on other data: five losses over all labels, all else equal.
 
-    python bench/loss_ablation.py --threads 1                                  both data sets, two seeds
-    python bench/loss_ablation.py --data delicious-bow --seeds 0 --epochs 2    a quick look
+    python bench/loss_ablation.py --threads 1                                            both data sets, two seeds
+    python bench/loss_ablation.py --data delicious-bow --seeds 0 --set train.epochs=2    a quick look
+    python bench/loss_ablation.py --set loss.prior=true                                  with a learned prior per label
 
 Every run has the same static encoder, batches, learning rate and number of epochs, no label prior, and all positives of
 a query in its loss. The model of the last epoch counts: the learning rate has fallen to zero by then, and no loss gains
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import shared_data
+from dexter.config import parse_overrides
 from dexter.data import Dataset
 from dexter.evaluation import evaluate
 from dexter.training import train
@@ -105,14 +107,14 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=list(DATA_SETTINGS), default=list(DATA_SETTINGS))
     parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
-    parser.add_argument("--epochs", type=int, default=0, help="instead of the data set's own number")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every run")
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
     for name in arguments.data:
         dataset = shared_data.load(name)
-        settings = DATA_SETTINGS[name] | ({"train.epochs": arguments.epochs} if arguments.epochs else {})
-        print(f"{name}: {settings['train.epochs']} epochs", flush=True)
+        settings = DATA_SETTINGS[name] | parse_overrides(arguments.set)
+        print(f"{name}: {', '.join(f'{key} = {value}' for key, value in settings.items())}", flush=True)
         outcomes: dict[str, list[Outcome]] = {}
         for loss in arguments.losses:
             for seed in arguments.seeds:

@@ -115,8 +115,9 @@ def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int
         write_svmlight(train_path, train_vectors, dataset.train.relevance)
         test_path.write_text("".join(f"{features(test_vectors, row)}\n" for row in range(len(test))))
         arguments = [str(train_path), str(test_path), str(out_path), str(NUM_PLACES), str(threads)]
-        # Its progress bars have a line per example.
-        subprocess.run([interpreter, "-c", OMIKUJI, *arguments], check=True, stderr=subprocess.DEVNULL)
+        # It logs to stdout, and its progress bars have a line per example on stderr.
+        command = [interpreter, "-c", OMIKUJI, *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         told = json.loads(out_path.read_text())
     begun, trained, ended = (Time(*clock) for clock in told["clocks"])
     top_ids = np.full((len(test), NUM_PLACES), -1, dtype=np.int64)
@@ -158,7 +159,7 @@ def print_row(name: str, row: Row, dataset: Dataset, test: Split) -> None:
     print(
         f"{name:16s}"
         + "".join(f"{metrics[column]:8.2f}" for column in COLUMNS)
-        + f"{row.train.cpu:9.1f}{row.train.wall:9.1f}{row.predict.cpu * per_query:12.2f}",
+        + f"{row.train.cpu:11.1f}{row.train.wall:8.1f}{row.predict.cpu * per_query:14.2f}",
         flush=True,
     )
 
@@ -177,7 +178,7 @@ def main() -> None:
         f"{DATA}: {len(dataset.train):,} training and {len(test):,} test queries, {dataset.num_labels:,} labels, "
         f"{arguments.threads} threads"
     )
-    print(f"{'':16s}{''.join(f'{c:>8s}' for c in COLUMNS)}{'train CPU':>9s}{'wall s':>9s}{'ms/query':>12s}")
+    print(f"{'':16s}{''.join(f'{c:>8s}' for c in COLUMNS)}{'train CPU':>11s}{'wall s':>8s}{'CPU ms/query':>14s}")
     for recipe in arguments.recipes:
         row = run_recipe(dataset, test, recipe, threads=arguments.threads)
         print_row(f"dexter {recipe}" if recipe != "dexter" else recipe, row, dataset, test)

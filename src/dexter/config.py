@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dexter.errors import UsageError
+
+_METRIC = re.compile(r"(P|R|nDCG|PSP|PSnDCG|MRR)@[1-9][0-9]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,8 +234,15 @@ class ValidationConfig:
     patience: int = 0
     """Stop after so many validations without a better value; 0: never."""
 
+    @property
+    def cut_off(self) -> int:
+        """The k of the metric, such as 5 of `PSP@5`."""
+        return int(self.metric.partition("@")[2])
+
     def __post_init__(self) -> None:
         _require(0.0 <= self.fraction < 1.0, "validation.fraction", "at least 0 and below 1")
+        named = _METRIC.fullmatch(self.metric) is not None
+        _require(named, f"validation.metric {self.metric!r}", "P, R, nDCG, PSP, PSnDCG or MRR at a number, such as P@1")
         _require(self.every_epochs > 0, "validation.every_epochs", "above 0")
 
 

@@ -11,6 +11,7 @@ from dexter.batches.pool import (
     log_inclusion_probability,
     sampled,
     with_extra_positives,
+    without_pairs,
 )
 from dexter.errors import UsageError
 
@@ -245,3 +246,21 @@ def test_wrong_arguments_say_what_was_expected(relevance, rng):
         sampled(relevance, ROWS, rng=rng, max_positives=0)
     with pytest.raises(UsageError, match="cannot be drawn"):
         log_inclusion_probability(np.ones(3), num_queries=4, batch_size=5)
+
+
+def test_unwanted_pairs_are_ignored_in_every_pool():
+    relevance = csr_matrix(np.array([[1, 1, 0, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0]], dtype=np.float32))
+    unwanted = csr_matrix(np.array([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], dtype=np.float32))
+    rows = np.array([2, 0])
+    everything = without_pairs(all_labels(relevance, rows, rng=np.random.default_rng(0)), unwanted, rows)
+    assert pairs_of(everything.ignore) == [(0, 2), (1, 3)]
+    some = all_labels(relevance, rows, rng=np.random.default_rng(0), sample_positives=1)
+    assert len(without_pairs(some, unwanted, rows).ignore) == len(some.ignore) + 2
+    batch = in_batch(relevance, rows, rng=np.random.default_rng(0))
+    assert batch.labels.tolist() == [0, 1, 3, 4]
+    ignored = without_pairs(batch, unwanted, rows).ignore
+    assert pairs_of(ignored) == [(1, 2)]
+
+
+def pairs_of(pairs):
+    return list(zip(pairs.rows.tolist(), pairs.columns.tolist(), strict=True))

@@ -8,7 +8,7 @@ negative of one query may be a positive of another. Queries that are left withou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -141,6 +141,22 @@ def with_extra_positives(
     extra = outside.labels[_draw(outside, num_extra, rng)]
     labels = _union([pool.labels, extra])
     return Pool(labels, len(labels), _intersect(pairs, labels))
+
+
+def without_pairs(pool: Pool, unwanted: csr_matrix, rows: np.ndarray) -> Pool:
+    """The pool with more pairs to ignore: those of `unwanted` (queries x labels) that are pairs of the batch.
+
+    An item that must never be recommended for itself is no evidence against its label either.
+    """
+    pairs = _relevant_pairs(unwanted, rows)
+    if not len(pairs.rows):
+        return pool
+    pairs = pairs._replace(weights=None)
+    more = pairs.with_columns(pairs.labels) if pool.labels is None else _intersect(pairs, pool.labels)
+    if pool.ignore is not None:
+        both = [(more.rows, pool.ignore.rows), (more.columns, pool.ignore.columns)]
+        more = Positives(*(np.concatenate([part.numpy() for part in parts]) for parts in both))
+    return replace(pool, ignore=more)
 
 
 def log_inclusion_probability(

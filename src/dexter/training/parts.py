@@ -145,4 +145,5 @@ def _with_label_queries(split: Split, dataset: Dataset) -> Split:
         [*split.texts, *dataset.label_texts],
         [*split.uids, *(f"label:{label_id}" for label_id in dataset.label_ids)],
         vstack([split.relevance, ones]).tocsr(),
+        None if split.filtered is None else vstack([split.filtered, csr_matrix(ones.shape)]).tocsr(),
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dexter.config import Config
 from dexter.data import Dataset
+from dexter.errors import UsageError
 
 _STATIC_RATE = 5e-3
 _TRANSFORMER_RATE = 5e-5
@@ -18,7 +19,9 @@ _TRANSFORMER_TOKENS = {"cpu": 1_024, "cuda": 16_384, "mps": 4_096}
 
 
 def resolve_presets(config: Config, dataset: Dataset) -> Config:
-    """The same configuration with every open value decided."""
+    """The same configuration with every open value decided, and what the data cannot serve refused."""
+    if config.validation.cut_off > dataset.num_labels:
+        raise UsageError(f"validation.metric {config.validation.metric} needs more labels than {dataset.num_labels}")
     device = _device(config.train.device)
     static = config.encoder.kind == "static"
     batch_size = config.batch.size or _batch_size(len(dataset.train), static=static)
@@ -40,14 +43,14 @@ def resolve_presets(config: Config, dataset: Dataset) -> Config:
     )
 
 
-def describe(config: Config, dataset: Dataset) -> str:
-    """One line that says what a run will do."""
-    train, steps = config.train, -(-len(dataset.train) // config.batch.size)
+def describe(config: Config, *, num_steps: int) -> str:
+    """One line that says what a run will do, with so many steps per epoch."""
+    train = config.train
     return (
         f"recipe {config.recipe}: {config.encoder.kind} encoder, loss {config.loss.name}, pool {config.batch.pool}, "
-        f"{train.epochs} epochs of {steps:,} steps x {config.batch.size} queries, "
-        f"learning rate {train.learning_rate:.2g}, "
-        f"{train.tokens_per_micro_batch:,} tokens per micro-batch, {train.device}, {train.threads} threads"
+        f"{train.epochs} epochs of {num_steps:,} steps x {config.batch.size} queries, "
+        f"learning rate {train.learning_rate:.2g}, {train.tokens_per_micro_batch:,} tokens per micro-batch, "
+        f"{train.device}, {train.threads} threads"
     )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from dexter.config import Config, config_to_toml, load_config
 from dexter.data import Dataset
 from dexter.errors import UsageError
-from dexter.files import write_json, write_text
+from dexter.files import remove_leftovers, write_json, write_text
 from dexter.training.presets import resolve_presets
 
 _CONFIG, _DATA, _END = "config.toml", "data.sha256", "run.json"
@@ -49,6 +49,7 @@ def open_run(
     path = folder / _CONFIG
     identity = _identity(dataset)
     if resume and path.exists():
+        remove_leftovers(folder)
         saved = load_config(path)
         known = (folder / _DATA).read_text(encoding="utf-8").strip()
         if known != identity:

@@ -11,7 +11,6 @@ import math
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from dexter.batches.clusters import balanced_clusters
@@ -25,16 +24,18 @@ from dexter.batches.pool import (
     log_inclusion_probability,
     sampled,
     with_extra_positives,
+    without_pairs,
 )
 from dexter.config import BatchConfig
+from dexter.data import Split
 
 
 class Sampler:
     """The batches of an epoch and the label pool of a step."""
 
-    def __init__(self, relevance: csr_matrix, config: BatchConfig, *, seed: int) -> None:
-        self.relevance, self.config, self.seed = relevance, config, seed
-        self.num_queries, self.num_labels = relevance.shape
+    def __init__(self, split: Split, config: BatchConfig, *, seed: int) -> None:
+        self.relevance, self.filtered, self.config, self.seed = split.relevance, split.filtered, config, seed
+        self.num_queries, self.num_labels = split.relevance.shape
         self._leaf_of_query: NDArray[np.int64] | None = None
         self._shortlist: NDArray[np.int32] | None = None
         self._refreshed_at = -1
@@ -68,7 +69,7 @@ class Sampler:
             self._shortlist = mine_hard_negatives(
                 queries_ND,
                 labels_LD,
-                self.relevance,
+                self.relevance if self.filtered is None else self.relevance + self.filtered,
                 num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
                 margin=self.config.suspect_margin or None,
             )
@@ -83,7 +84,11 @@ class Sampler:
         return self._batches[1][position]
 
     def pool(self, rows: NDArray[np.int64], step: int) -> Pool:
-        """The labels of a step."""
+        """The labels of a step; pairs that are filtered from predictions count neither for nor against a label."""
+        pool = self._draw_pool(rows, step)
+        return pool if self.filtered is None else without_pairs(pool, self.filtered, rows)
+
+    def _draw_pool(self, rows: NDArray[np.int64], step: int) -> Pool:
         random = np.random.default_rng([self.seed, step])
         config = self.config
         if config.pool == "all":
@@ -112,7 +117,9 @@ class Sampler:
         if not self.config.classifier_positives:
             return pool
         random = np.random.default_rng([self.seed, step, 1])
-        return with_extra_positives(pool, self.relevance, rows, rng=random, num_extra=self.config.classifier_positives)
+        extra = self.config.classifier_positives
+        larger = with_extra_positives(pool, self.relevance, rows, rng=random, num_extra=extra)
+        return larger if self.filtered is None else without_pairs(larger, self.filtered, rows)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""

@@ -33,7 +33,7 @@ from dexter.training.parts import build_objective, build_optimizers, make_splits
 from dexter.training.presets import describe
 from dexter.training.run import Run, is_finished, open_run, read_run, record_end
 from dexter.training.sampling import Sampler
-from dexter.training.validation import cut_off, validate
+from dexter.training.validation import validate
 
 log = logging.getLogger("dexter")
 _LOG_STEPS = 10
@@ -64,8 +64,8 @@ def train(
     if resume and is_finished(folder):
         log.info("%s is finished already", folder)
         return read_run(folder)
-    log.info("%s", describe(config, dataset))
     trainer = Trainer(config, dataset, folder)
+    log.info("%s", describe(config, num_steps=trainer.steps_per_epoch))
     if resume:
         trainer.restore(load_checkpoint(folder / "checkpoints"))
     trainer.run(tensorboard=tensorboard)
@@ -81,7 +81,6 @@ class Trainer:
         torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.seed)
         self.train_split, self.validation_split = make_splits(dataset, config)
-        cut_off(config.validation.metric)
         self.encoder = build_encoder(
             config.encoder, self.train_split.texts, dataset.label_texts, device=self.device, seed=config.seed
         )
@@ -94,7 +93,7 @@ class Trainer:
         self.label_side = LabelSide(distinct.places, refresh=config.train.label_refresh)
         counts = np.bincount(self.train_split.relevance.indices, minlength=dataset.num_labels)
         self.labels = Labels(dataset.label_ids, dataset.label_texts, counts)
-        self.sampler = Sampler(self.train_split.relevance, config.batch, seed=config.seed)
+        self.sampler = Sampler(self.train_split, config.batch, seed=config.seed)
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.num_steps = config.train.epochs * self.steps_per_epoch
         self.objective = build_objective(
@@ -300,7 +299,7 @@ class Trainer:
             model.label_vectors(),
             self.validation_split,
             self.train_split.relevance,
-            metric=metric,
+            cut_off=self.config.validation.cut_off,
         )
         is_better = not self.best or metrics[metric] > self.best[metric]
         journal.record(self.step, "validation", epoch=self.step / self.steps_per_epoch, best=is_better, **metrics)
