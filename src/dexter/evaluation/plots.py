@@ -18,6 +18,10 @@ COLOURS = ("#4c6a92", "#c8833a", "#5b9279", "#a35d6a", "#7d6b9d", "#8a8a8a")
 """One per system, in order, told apart also by readers who confuse red and green; repeated beyond the last."""
 
 
+DEEPEST = 10
+"""The largest cut-off that is drawn: beyond it P falls towards zero whatever the system."""
+
+
 def chart_groups(reports: Mapping[str, Report]) -> dict[str, dict[str, list[float]]]:
     """What is drawn: panel title -> bar group -> one value per system. Groups without a value are left out."""
     if not reports:
@@ -25,6 +29,7 @@ def chart_groups(reports: Mapping[str, Report]) -> dict[str, dict[str, list[floa
     ks = sorted(set.intersection(*(set(report.settings["ks"]) for report in reports.values())))
     if not ks:
         raise UsageError("the reports share no cut-off: score them with a common k")
+    ks = [k for k in ks if k <= DEEPEST] or ks[:1]
     deepest = f"R@{ks[-1]}"
     panels = {
         "Precision": {f"P@{k}": [r.metrics[f"P@{k}"] for r in reports.values()] for k in ks},
