@@ -16,7 +16,8 @@ sampled positive per query and step):
     soft top-5      83.42  60.95   91.30
     soft top-100    52.34  37.41   93.72
 
-"BCE" is the recipe `bce`, which learns a scale and a bias for all scores; "BCE, no bias" is the published one without.
+"BCE + bias" is the recipe `bce`, which learns a scale and a bias for all scores; the poster does not have it. Whether
+the poster's pattern shows is therefore said of the other five.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from dexter.training import train
 
 METRICS = ("P@1", "P@5", "R@100")
 LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
-    "BCE, no bias": ("bce", {"loss.learn_scale": False, "loss.temperature": 0.05}),
-    "BCE": ("bce", {}),
+    "BCE": ("bce", {"loss.learn_scale": False, "loss.temperature": 0.05}),
+    "BCE + bias": ("bce", {}),
     "softmax": ("dexml", {"loss.name": "softmax"}),
     "decoupled": ("dexml", {}),
     "soft top-5": ("dexml-topk", {"loss.k": 5}),
@@ -49,9 +50,10 @@ LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
 """The rows of the table: a recipe and what differs from it."""
 DATA_SETTINGS: dict[str, dict[str, Any]] = {
     "stackexchange4": {"train.epochs": 3},
-    "delicious-bow": {"train.epochs": 10, "encoder.positions": False},
+    "delicious-bow": {"train.epochs": 3, "encoder.positions": False},
 }
 """What all losses share on a data set; the words of delicious-bow have no order."""
+POSTER = ("BCE", "softmax", "decoupled", "soft top-5", "soft top-100")
 EXPECTED = {"P@1": "decoupled", "P@5": "soft top-5", "R@100": "soft top-100"}
 """The best loss of each metric on the poster."""
 
@@ -91,11 +93,22 @@ def print_table(name: str, outcomes: dict[str, list[Outcome]], seeds: Sequence[i
             line += f"{f'{star}{means[loss][metric]:.2f} ({values})':>26s}"
         print(line + f"{np.mean([one.cpu_seconds for one in runs]):8.0f}")
     for metric, expected in EXPECTED.items():
-        if expected in means and best[metric] == expected:
-            print(f"{metric}: {expected} is best, as on the poster")
-        elif expected in means:
-            behind = means[best[metric]][metric] - means[expected][metric]
-            print(f"{metric}: {best[metric]} is best; {expected}, the poster's best, is {behind:.2f} points behind")
+        if expected in means:
+            print(f"{metric}: {_verdict({loss: means[loss][metric] for loss in means if loss in POSTER}, expected)}")
+
+
+def _verdict(values: dict[str, float], expected: str) -> str:
+    """Whether the loss that was best on the poster is best here, and by how much."""
+    first, *others = sorted(values, key=lambda loss: values[loss], reverse=True)
+    if first != expected:
+        behind = _behind(values, first, expected)
+        return f"{first} is the best of the poster's five; there it was {expected}, {behind} here"
+    following = f"; next is {others[0]}, {_behind(values, first, others[0])}" if others else ""
+    return f"{expected} is the best of the poster's five, as there{following}"
+
+
+def _behind(values: dict[str, float], first: str, other: str) -> str:
+    return f"{values[first] - values[other]:.2f} points behind"
 
 
 def _mean(runs: Sequence[Outcome], metric: str) -> float:

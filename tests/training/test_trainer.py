@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.conftest import SMALL, make_world
 
 import dexter
 from dexter.errors import DivergedError, Interrupted, UsageError
 from dexter.training import trainer as module
 from dexter.training.checkpoint import load_checkpoint
+from tests.conftest import SMALL, make_world
 
 
 def final_weights(run):

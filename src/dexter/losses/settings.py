@@ -76,7 +76,7 @@ class Streaming:
 
     mode: Literal["auto", "tiles", "chunks"] = "auto"
     """`auto` takes tiles whenever the budget holds a block of enough full rows."""
-    memory_budget: int = 128 * 2**20
+    memory_budget: int = 256 * 2**20
     """Bytes for scores. Embeddings and their gradients come on top, a few tile-sized buffers too."""
     row_block: int | None = None
     """Queries per block; None derives it from the budget."""
