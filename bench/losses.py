@@ -185,10 +185,8 @@ def print_table(data: Data, arguments: argparse.Namespace, *, modes: tuple[str, 
         )
         extra = max(turn[1].extra_bytes for turn in turns)
         ratio = "" if baseline is None else f"{baseline / (seconds / floor):.1f}"
-        print(
-            f"{name:18s} {how:24s} {seconds:8.2f} {floor:8.2f} {floor / seconds:9.0%} {ratio:>8s} {extra / MEGABYTE:9.0f}",
-            flush=True,
-        )
+        figures = f"{seconds:8.2f} {floor:8.2f} {floor / seconds:9.0%} {ratio:>8s} {extra / MEGABYTE:9.0f}"
+        print(f"{name:18s} {how:24s} {figures}", flush=True)
         return seconds / floor
 
     for name in (*PLAIN_NAMES, "soft_topk", "triplet"):
