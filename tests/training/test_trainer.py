@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -161,31 +162,36 @@ def test_lazy_and_selective_label_gradients_stay_close(world, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_killed_at_random_moments_and_resumed(tmp_path):
-    """`kill -9` at random times, resumed until done: the same weights as a run that nobody touched."""
+    """`kill -9` twenty times at random moments, resumed each time: the same weights as a run that nobody touched."""
     code = (
-        "import sys; from pathlib import Path; import dexter; from tests.conftest import SMALL, make_world\n"
-        "torch = __import__('torch'); torch.set_num_threads(1)\n"
-        "over = {**SMALL, 'train.epochs': 12, 'train.checkpoint_steps': 5, 'encoder.dropout': 0.1}\n"
+        "import sys, dexter; from tests.conftest import SMALL, make_world\n"
+        "over = {**SMALL, 'train.epochs': 200, 'train.checkpoint_steps': 25, 'encoder.dropout': 0.1}\n"
         "dexter.train(make_world(), recipe='dexml', out=sys.argv[1], overrides=over, resume=True)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code]
     subprocess.run([*command, str(tmp_path / "whole")], env=environment, check=True)
     generator = np.random.default_rng(0)
-    kills = 0
+    run, kills = tmp_path / "killed", 0
     while kills < 20:
-        process = subprocess.Popen([*command, str(tmp_path / "killed")], env=environment)
-        try:
-            process.wait(timeout=float(generator.uniform(2.0, 8.0)))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            kills += 1
-            continue
-        break
-    subprocess.run([*command, str(tmp_path / "killed")], env=environment, check=True)
-    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+        process = subprocess.Popen([*command, str(run)], env=environment)
+        before = newest_step(run)
+        while process.poll() is None and newest_step(run) <= before:
+            time.sleep(0.01)
+        time.sleep(float(generator.uniform(0.0, 0.3)))
+        assert process.poll() is None, f"the run ended after {kills} kills: make it longer"
+        process.kill()
+        process.wait()
+        kills += 1
+    subprocess.run([*command, str(run)], env=environment, check=True)
+    assert_same_weights(tmp_path / "whole", run)
+
+
+def newest_step(run):
+    """The step of the newest checkpoint, by name alone."""
+    return max((path.name for path in (run / "checkpoints").glob("step-*")), default="")
 
 
 CLASSIFIER_RECIPES = ["dexml-hnm", "ance", "ngame", "supconde", "unidec", "unidec-pos-clf", "renee"]
