@@ -197,7 +197,8 @@ class TrainConfig:
     gradient_clip: float = 0.0
     """Largest norm of the gradient; 0: no limit."""
     label_backward: float = 0.0
-    """Labels whose gradient norm is below this share of the largest are left out of the backward pass; 0: none."""
+    """Labels whose gradient norm is below this share of the largest are left out of the backward pass; 0: none. Saves
+    time with transformers; small gradients that add up are lost (bench/label_step.py measures both)."""
     label_refresh: int = 1
     """Labels that no query of the batch needs are re-encoded every so many steps; 1: every step."""
     tokens_per_micro_batch: int = 0
