@@ -122,3 +122,12 @@ def test_a_file_is_whole_or_absent(tmp_path):
 def test_stdout_gets_lines_as_they_come(capsys):
     write_lines(iter(["one", "two"]), None)
     assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_the_name_of_the_output_decides_the_form():
+    from pathlib import Path
+
+    from dexter.streams import form_of
+
+    forms = [form_of(path) for path in (None, Path("p.jsonl"), Path("p.tsv"), Path("p.txt"), Path("p"))]
+    assert forms == ["text", "jsonl", "tsv", "text", "text"]

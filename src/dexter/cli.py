@@ -265,20 +265,24 @@ def predict(
     output_path: Annotated[Path | None, typer.Option("--output", help="Where to write; stdout if left out.")] = None,
     k: Annotated[int, typer.Option("-k", help="Labels per text.")] = 5,
     head: Head = None,
-    form: Annotated[str, typer.Option("--format", help="text, jsonl or tsv.")] = "text",
+    form: Annotated[
+        str | None, typer.Option("--format", help="text, jsonl or tsv; by the ending of --output if left out.")
+    ] = None,
 ) -> None:
     """The best labels of a text, of every line of a file, or of stdin; in order, in constant memory.
 
     Example: dexter predict runs/pydocs "inverse of a matrix" -k 3
+
+    Example: dexter predict runs/pydocs --input queries.jsonl --output predictions.jsonl
     """
     if text is not None and input_path is not None:
         raise UsageError("give a text or --input, not both")
     from dexter.predictor import Predictor
-    from dexter.streams import Query, predict_texts, read_texts, write_lines
+    from dexter.streams import Query, form_of, predict_texts, read_texts, write_lines
 
     queries = iter([Query("1", text)]) if text is not None else read_texts(input_path)
     predictor = Predictor.load(run, head=_head(head))
-    write_lines(predict_texts(predictor, queries, k=k, form=form), output_path)
+    write_lines(predict_texts(predictor, queries, k=k, form=form or form_of(output_path)), output_path)
 
 
 @app.command()

@@ -49,6 +49,12 @@ def read_texts(path: Path | None) -> Iterator[Query]:
             raise DataError(bad.message, path=name, line=number) from None
 
 
+def form_of(path: Path | None) -> str:
+    """The form of predictions that a file's name asks for; text for a terminal."""
+    ending = "" if path is None else path.suffix.removeprefix(".")
+    return ending if ending in FORMS else "text"
+
+
 def predict_texts(predictor: Predictor, queries: Iterable[Query], *, k: int, form: str = "text") -> Iterator[str]:
     """One line (as text: one block of lines) per query, in order."""
     if form not in FORMS:
