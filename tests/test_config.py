@@ -43,6 +43,9 @@ def test_assignments_are_toml_or_text():
         ({"loss": {"name": "hinge"}}, "expected one of softmax"),
         ({"loss": {"temperature": 0}}, "loss.temperature must be above 0"),
         ({"epochs": 3}, "did you mean 'train.epochs'"),
+        ({"batch": {"correct_pool": True}}, "unless pool = 'in-batch'"),
+        ({"batch": {"correct_pool": True, "pool": "in-batch"}, "loss": {"name": "softmax"}}, "decoupled_softmax"),
+        ({"validation": {"metric": "accuracy"}}, "such as P@1"),
     ],
 )
 def test_bad_settings_are_named(values, message):

@@ -8,10 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import dexter
 from dexter.errors import ModelError
 from dexter.files import write_manifest
 from dexter.model import FORMAT_VERSION, Model, fingerprint
 from dexter.predictor import Predictor
+from tests.conftest import SMALL
 
 FILES = [
     "MANIFEST.json",
@@ -141,3 +143,17 @@ def test_a_model_without_prior_and_label_vectors(world, tmp_path):
     best = predictor.predict([world.label_texts[0]], k=2)[0]
     assert best[0].score == pytest.approx(best[1].score)
     assert {label.id for label in best} == {"L0", "new"}
+
+
+def test_a_new_label_leaves_the_scores_of_the_others_alone(world, tmp_path):
+    """With a classifier whose rows are not normalised, too: their lengths are part of the score."""
+    settings = {"head.classifier": True, "loss.prior": True, "encoder.normalize": False, "train.epochs": 1}
+    run = dexter.train(world, recipe="dexml", out=tmp_path / "run", overrides={**SMALL, **settings})
+    model = dexter.Predictor.load(run.path).model
+    for head in model.heads:
+        model = dexter.Predictor.load(run.path).model
+        before = model.label_vectors(head=head)
+        model.add(["new"], ["river falcon"])
+        after = model.label_vectors(head=head)
+        assert torch.equal(after[:-1], before)
+        assert torch.isfinite(after[-1]).all()

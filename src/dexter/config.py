@@ -268,6 +268,11 @@ class Config:
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     """How the best model is chosen."""
 
+    def __post_init__(self) -> None:
+        corrected, plain = self.batch.correct_pool, self.batch.hard_negatives == 0
+        possible = not corrected or (self.loss.name == "decoupled_softmax" and plain)
+        _require(possible, "batch.correct_pool", "false unless the loss is decoupled_softmax without hard negatives")
+
 
 def recipe_names() -> list[str]:
     """The recipes that ship with the package."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_carve_validation_is_a_stable_partition() -> None:
 def test_carve_validation_survives_reordering_and_added_rows() -> None:
     data = dataset(500)
     chosen = set(data.carve_validation(0.2)[1].uids)
-    reordered = data.with_train(data.train.select(np.arange(500)[::-1]))
+    reordered = replace(data, train=data.train.select(np.arange(500)[::-1]))
     assert set(reordered.carve_validation(0.2)[1].uids) == chosen
     longer = dataset(900)
     assert chosen <= set(longer.carve_validation(0.2)[1].uids)

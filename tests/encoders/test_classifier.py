@@ -11,8 +11,6 @@ from dexter.encoders.classifier import (
     borrow_rows,
     centroids,
     starting_rows,
-    unify_by_neighbours,
-    unify_by_scaling,
 )
 from dexter.errors import UsageError
 
@@ -89,7 +87,7 @@ def test_wrong_arguments_are_errors():
     with pytest.raises(UsageError, match="4 vectors for 3 queries"):
         centroids(torch.zeros(4, 2), csr_matrix((3, 5)))
     with pytest.raises(UsageError, match="2 labels for 3 vectors"):
-        unify_by_scaling(torch.zeros(3, 2), torch.zeros(3, 2), np.array([1, 0]))
+        borrow_rows(torch.zeros(3, 2), torch.zeros(3, 2), np.array([1, 0]))
 
 
 def relevance_of(num_queries=9, num_labels=7):
@@ -120,42 +118,17 @@ def test_rows_start_between_text_and_queries():
     torch.testing.assert_close(rows[~seen], labels[~seen] / 3)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-def test_search_rows_are_unit_and_unseen_ones_fall_back(storage):
-    table, counts = table_of(storage=storage), np.array([1, 0, 3] + [1] * 7 + [0])
-    before = table.weight.detach().clone()
-    rows = table.search_rows(counts)
-    seen = counts > 0
-    torch.testing.assert_close(rows.norm(dim=1), torch.from_numpy(seen).float())
-    torch.testing.assert_close(rows[0], functional.normalize(before[0].float(), dim=0))
-    fallback = 5 * unit(11, 6, seed=2)
-    filled = table.search_rows(counts, fallback)
-    assert torch.equal(filled[seen], rows[seen])
-    torch.testing.assert_close(filled[~seen], fallback[~seen] / 5)
-    assert torch.equal(table.weight, before)
-
-
-def test_scaling_gives_unseen_labels_the_dual_score_alone():
-    dual, rows, counts = unit(5, 3), unit(5, 4, seed=1), np.array([1, 0, 2, 5, 0])
-    query_dual, query_rows = unit(3, seed=2), unit(4, seed=3)
-    scores = unify_by_scaling(7 * dual, 9 * rows, counts, scale=1.5) @ torch.cat([query_dual, query_rows])
-    torch.testing.assert_close(scores[[0, 2, 3]], (dual @ query_dual + rows @ query_rows)[[0, 2, 3]])
-    torch.testing.assert_close(scores[[1, 4]], 1.5 * (dual @ query_dual)[[1, 4]])
-
-
 def test_borrowed_rows_equal_a_slow_loop():
-    dual, rows = unit(12, 3), unit(12, 4, seed=1)
+    dual = unit(12, 3)
+    rows = unit(12, 4, seed=1) * torch.arange(1, 13)[:, None]
     counts = np.array([1, 0, 2, 5, 0, 1, 1, 1, 4, 0, 2, 0])
     seen = np.flatnonzero(counts)
-    found = borrow_rows(7 * dual, 9 * rows, counts, num_neighbours=3)
-    for label in range(12):
-        expected = rows[label]
-        if not counts[label]:
-            order = sorted(seen, key=lambda other: -float(dual[label] @ dual[other]))
-            expected = functional.normalize(rows[order[:3]].mean(dim=0), dim=0)
-        torch.testing.assert_close(found[label], expected)
-    unified = unify_by_neighbours(7 * dual, 9 * rows, counts, num_neighbours=3)
-    torch.testing.assert_close(unified, torch.cat([dual, found], dim=1))
+    found = borrow_rows(7 * dual, rows, counts, num_neighbours=3)
+    assert torch.equal(found[seen], rows[seen])
+    for label in np.flatnonzero(counts == 0):
+        nearest = rows[sorted(seen, key=lambda other: -float(dual[label] @ dual[other]))[:3]]
+        direction = functional.normalize(functional.normalize(nearest, dim=1).mean(dim=0), dim=0)
+        torch.testing.assert_close(found[label], direction * nearest.norm(dim=1).mean())
 
 
 def test_borrowing_at_the_edges():

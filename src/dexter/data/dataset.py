@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -136,10 +136,6 @@ class Dataset:
                 "add data or raise the fraction"
             )
         return self.train.select(rest), self.train.select(chosen)
-
-    def with_train(self, train: Split) -> Dataset:
-        """The same data set with another training split."""
-        return replace(self, train=train)
 
 
 def _hash_fraction(text: str) -> float:

@@ -85,19 +85,6 @@ class ClassifierTable(nn.Module):
         rows_MC: Tensor = _Lookup.apply(self.weight, labels_M)  # type: ignore[no-untyped-call]
         return functional.dropout(rows_MC, self.dropout, self.training)
 
-    @torch.no_grad()
-    def search_rows(self, counts_L: NDArray[np.integer], fallback_LC: Tensor | None = None) -> Tensor:
-        """Rows to search among: unit length, so that a product with a unit query is a cosine: [L, C] float32.
-
-        Labels without training queries (count 0) have no useful row: they take that of `fallback_LC`, made unit length
-        too, or zeros if it is left out.
-        """
-        rows_LC = functional.normalize(self.weight.float(), dim=1)
-        unseen_L1 = ~_seen(counts_L, rows_LC)[:, None]
-        if fallback_LC is None:
-            return rows_LC.masked_fill_(unseen_L1, 0.0)
-        return torch.where(unseen_L1, functional.normalize(fallback_LC.to(rows_LC), dim=1), rows_LC)
-
 
 class _Lookup(torch.autograd.Function):
     """Rows of a table as float32, with a gradient that is sparse over rows and float32 as well."""
@@ -149,44 +136,12 @@ def starting_rows(label_vectors_LC: Tensor, query_vectors_NC: Tensor, relevance:
     return functional.normalize(label_vectors_LC, dim=1) + functional.normalize(middle_LC, dim=1)
 
 
-def unify_by_scaling(dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer], *, scale: float = 2.0) -> Tensor:
-    """Label vectors of the unified search, unseen labels by their dual half alone: [L, D + C].
-
-    A query is [unit dual vector; unit classifier vector], so a trained label scores the sum of two cosines. The
-    classifier half of a query lies in a space of its own, in which a label's dual vector means nothing: for an unseen
-    label that half is zero, and the dual half is scaled to make up for it. At 2 its score has the range of the sum, as
-    if the classifier always agreed with the dual encoder. Where the classifier's cosines run lower than the dual
-    encoder's, 2 favours unseen labels; the mean sum over the mean dual cosine of relevant pairs is then fair.
-
-    Args:
-        dual_LD: the dual encoder's vectors of all labels.
-        rows_LC: the classifier's rows of all labels; those of unseen labels are not looked at.
-        counts_L: training queries of each label; unseen labels have none.
-        scale: of the dual half of unseen labels.
-    """
-    seen_L1 = _seen(counts_L, dual_LD)[:, None]
-    dual_LD = functional.normalize(dual_LD, dim=1) * torch.where(seen_L1, 1.0, scale)
-    rows_LC = functional.normalize(rows_LC.to(dual_LD), dim=1).masked_fill(~seen_L1, 0.0)
-    return torch.cat([dual_LD, rows_LC], dim=1)
-
-
-def unify_by_neighbours(
-    dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer], *, num_neighbours: int = 10
-) -> Tensor:
-    """Label vectors of the unified search, unseen labels with rows borrowed from similar ones: [L, D + C].
-
-    Every label then scores the sum of two cosines. The arguments are those of `borrow_rows`.
-    """
-    borrowed_LC = borrow_rows(dual_LD, rows_LC, counts_L, num_neighbours=num_neighbours)
-    return torch.cat([functional.normalize(dual_LD, dim=1), borrowed_LC], dim=1)
-
-
 @torch.no_grad()
 def borrow_rows(dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer], *, num_neighbours: int = 10) -> Tensor:
-    """Unit rows of all labels, that of an unseen label made from its nearest seen labels: [L, C].
+    """Rows of all labels, that of an unseen label made from its nearest seen labels: [L, C].
 
-    It is the mean of the unit rows of the `num_neighbours` seen labels with the largest dual cosine, made unit length.
-    Where nothing was seen, rows of unseen labels are zero.
+    It has the mean direction and the mean length of the rows of the `num_neighbours` seen labels with the largest dual
+    cosine. Rows of seen labels stay as they are. Where nothing was seen, rows of unseen labels are zero.
 
     Args:
         dual_LD: the dual encoder's vectors of all labels.
@@ -195,15 +150,20 @@ def borrow_rows(dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer],
         num_neighbours: seen labels that an unseen one borrows from.
     """
     seen_L = _seen(counts_L, dual_LD)
-    dual_LD = functional.normalize(dual_LD, dim=1)
-    rows_LC = functional.normalize(rows_LC.to(dual_LD), dim=1).masked_fill_(~seen_L[:, None], 0.0)
+    filled_LC = rows_LC.to(dual_LD).masked_fill(~seen_L[:, None], 0.0)
     if bool(seen_L.all()) or not bool(seen_L.any()):
-        return rows_LC
+        return filled_LC
+    dual_LD = functional.normalize(dual_LD, dim=1)
     num_neighbours = min(num_neighbours, int(seen_L.sum()))
-    nearest_UK = torch.from_numpy(search(dual_LD[~seen_L], dual_LD[seen_L], num_neighbours).ids).to(rows_LC.device)
-    means_UC = functional.embedding_bag(nearest_UK, rows_LC[seen_L], mode="mean")
-    rows_LC[~seen_L] = functional.normalize(means_UC, dim=1)
-    return rows_LC
+    nearest_UK = torch.from_numpy(search(dual_LD[~seen_L], dual_LD[seen_L], num_neighbours).ids).to(dual_LD.device)
+    seen_rows_SC = filled_LC[seen_L]
+    lengths_S1 = torch.linalg.vector_norm(seen_rows_SC, dim=1, keepdim=True)
+    directions_UC, lengths_U1 = (
+        functional.embedding_bag(nearest_UK, values, mode="mean")
+        for values in (functional.normalize(seen_rows_SC, dim=1), lengths_S1)
+    )
+    filled_LC[~seen_L] = functional.normalize(directions_UC, dim=1) * lengths_U1
+    return filled_LC
 
 
 def _seen(counts_L: NDArray[np.integer], like_LD: Tensor) -> Tensor:

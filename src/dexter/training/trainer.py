@@ -224,15 +224,9 @@ class Trainer:
     def _refresh(self) -> None:
         """Cluster the queries and mine hard negatives with the model as it is now."""
         model = self._model()
-        self.sampler.refresh(self.step, self._query_vectors(self.query_tokens), model.label_vectors(head="encoder"))
-
-    def _query_vectors(self, tokens: Tokens) -> Tensor:
-        """The dual encoder's vectors of tokenised queries, without a graph."""
-        representations = embed(self.encoder, tokens, device=self.device)
-        self.objective.eval()
-        with torch.inference_mode():
-            vectors: Tensor = self.objective.dual.queries(representations)
-        return vectors
+        representations = embed(self.encoder, self.query_tokens, device=self.device)
+        queries, labels = model.search_vectors(representations, head="encoder"), model.label_vectors(head="encoder")
+        self.sampler.refresh(self.step, queries, labels)
 
     def _side(self, tokens: Tokens, rows: NDArray[np.int64], *, label: bool = False) -> Side:
         """How gradient caching encodes some rows of a token table."""
