@@ -69,13 +69,15 @@ def test_version_and_help(run):
     assert run("--version") == (0, f"dexter {dexter.__version__}\n", "")
     code, out, _ = run("--help")
     assert code == 0
-    verbs = ["demo", "train", "evaluate", "predict", "compare", "data"]
+    verbs = ["demo", "train", "evaluate", "predict", "compare", "data", "labels"]
     assert [verb for verb in verbs if f"\n  {verb} " in out] == verbs
     assert "Exit codes" in out
 
 
 @pytest.mark.parametrize(
-    "verb", ["demo", "data build", "data check", "data convert", "train", "evaluate", "predict", "compare"]
+    "verb",
+    ["demo", "data build", "data check", "data convert", "train", "evaluate", "predict", "compare"]
+    + [f"labels {verb}" for verb in ("add", "remove", "rename", "list", "search", "compact")],
 )
 def test_every_verb_has_help_with_an_example(run, verb):
     code, out, _ = run(*verb.split(), "--help")

@@ -27,6 +27,12 @@ FILES = [
 ]
 
 
+def with_label(model, label_id, text):
+    predictor = Predictor(model)
+    predictor.add_labels([(label_id, text)])
+    return predictor.model
+
+
 @pytest.fixture
 def folder(trained, tmp_path):
     """A copy of the published model that may be damaged."""
@@ -51,7 +57,7 @@ def test_saved_then_loaded_is_the_same(trained, world, tmp_path):
 def test_the_same_model_has_the_same_fingerprint_and_a_changed_one_another(trained, tmp_path):
     model = Model.load(trained / "model")
     model.save(tmp_path / "same")
-    model.add(["new"], ["a new label"])
+    model = with_label(model, "new", "a new label")
     model.save(tmp_path / "changed")
     assert fingerprint(trained / "model") == fingerprint(tmp_path / "same") != fingerprint(tmp_path / "changed")
 
@@ -61,7 +67,7 @@ def test_the_same_model_has_the_same_fingerprint_and_a_changed_one_another(train
 )
 def test_any_label_text_survives(trained, tmp_path, text):
     model = Model.load(trained / "model")
-    model.add([f"id {text}"], [text])
+    model = with_label(model, f"id {text}", text)
     model.save(tmp_path / "model")
     labels = Model.load(tmp_path / "model").labels
     assert (labels.ids[-1], labels.texts[-1]) == (f"id {text}", text)
@@ -153,7 +159,6 @@ def test_a_new_label_leaves_the_scores_of_the_others_alone(world, tmp_path):
     for head in model.heads:
         model = dexter.Predictor.load(run.path).model
         before = model.label_vectors(head=head)
-        model.add(["new"], ["river falcon"])
-        after = model.label_vectors(head=head)
+        after = with_label(model, "new", "river falcon").label_vectors(head=head)
         assert torch.equal(after[:-1], before)
         assert torch.isfinite(after[-1]).all()

@@ -4,6 +4,7 @@ import itertools
 import shutil
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_added_and_removed_again_is_as_before(predictor, world):
     predictor.remove_labels(["x", "y"])
     assert predictor.predict(world.test.texts, k=5) == before
     predictor.remove_labels(["L4"])
-    predictor.add_labels([("L4", world.label_texts[4])])
+    predictor.add_labels([("L4", world.label_texts[4])], reuse_ids=True)
     assert "L4" in ids(predictor.predict([world.label_texts[4]], k=1))[0]
 
 
@@ -210,3 +211,12 @@ def test_what_is_not_a_run_says_what_to_do(trained, tmp_path):
     shutil.copy(trained / "config.toml", tmp_path)
     with pytest.raises(ModelError, match="the run has no model yet"):
         Predictor.load(tmp_path)
+
+
+def test_a_predictor_that_is_let_go_is_gone(trained):
+    """Its memory is that of all label vectors: it must not wait for the garbage collector."""
+    predictor = Predictor.load(trained)
+    predictor.add_labels([("x", "river")])
+    left = weakref.ref(predictor.model)
+    del predictor
+    assert left() is None

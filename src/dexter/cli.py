@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from dexter import __version__
+from dexter.cli_labels import labels_app
 from dexter.errors import DexterError, UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Make, check and convert data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(labels_app, name="labels")
 
 _INTERRUPTED = 130
 _ClickError: type[Any] = typer.BadParameter.__mro__[2]

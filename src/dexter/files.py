@@ -31,10 +31,10 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `target`; when the block ends well, flush it and rename it onto the target."""
     target = Path(target)
     temporary = target.with_name(f"{_TEMPORARY}{os.getpid()}-{target.name}")
-    with _disk_errors(target):
+    with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _disk_errors(target):
+        with disk_errors(target):
             yield temporary
             flush(temporary)
             os.replace(temporary, target)
@@ -55,7 +55,7 @@ def atomic_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path
     temporary = target.with_name(f"{_TEMPORARY}{os.getpid()}-{target.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        with _disk_errors(target):
+        with disk_errors(target):
             temporary.mkdir(parents=True)
             yield temporary
             write_manifest(temporary)
@@ -144,7 +144,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 @contextmanager
-def _disk_errors(target: Path) -> Iterator[None]:
+def disk_errors(target: Path) -> Iterator[None]:
     """Turn the operating system's refusals to write into one clear line."""
     try:
         yield

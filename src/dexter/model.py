@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dexter.encoders import load_encoder
 from dexter.encoders.classifier import ClassifierTable, borrow_rows
@@ -47,9 +47,24 @@ class Labels:
     """Training queries of each label."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewLabels:
+    """Labels that were never trained, ready to be added."""
+
+    ids: Sequence[str]
+    texts: Sequence[str]
+    representations_ND: Tensor
+    """What the encoder made of the texts."""
+    priors_NP: Tensor
+    """A prior for each head that has priors, the dual encoder's first."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """Everything that turns a text into ranked labels."""
+    """Everything that turns a text into ranked labels. Never changed: other labels make another model.
+
+    The methods that give another model share the encoder and the projections with it, and either return or raise.
+    """
 
     encoder: TextEncoder
     head: DualHead
@@ -94,31 +109,56 @@ class Model:
                 parts.append(self.classifier.search_labels(self._classifier_rows(), weight=prior_weight))
             return torch.cat(parts, dim=1)
 
-    def add(self, ids: Sequence[str], texts: Sequence[str]) -> None:
-        """Append labels that were never trained: their texts are encoded, their priors are those of a rare label."""
+    def encode_labels(self, texts: Sequence[str]) -> Tensor:
+        """What the encoder makes of label texts."""
         tokens = self.encoder.tokenize(texts, side="label")
-        new = embed(self.encoder, tokens, device=self.representations_LD.device)
-        for head in self._heads_with_labels():
-            if head.prior is not None:
-                bias = head.prior.bias.detach()
-                head.prior.bias = nn.Parameter(torch.cat([bias, self._typical_rare(bias).expand(len(texts))]))
-        if self.classifier is not None:
-            self.classifier.table.append(len(texts))
-        counts = np.concatenate([self.labels.counts, np.zeros(len(texts), dtype=np.int64)])
-        self.labels = Labels([*self.labels.ids, *ids], [*self.labels.texts, *texts], counts)
-        self.representations_LD = torch.cat([self.representations_LD, new])
+        return embed(self.encoder, tokens, device=self.representations_LD.device)
 
-    def keep(self, rows: NDArray[np.int64]) -> None:
-        """Keep only some labels, in the order given."""
+    def meanings(self, representations_ND: Tensor | None = None) -> Tensor:
+        """What the dual encoder makes of labels (all of them if left out), without priors: for comparing labels."""
+        with torch.inference_mode():
+            return self.head.vectors(self.representations_LD if representations_ND is None else representations_ND)
+
+    def rare_priors(self) -> tuple[float, ...]:
+        """The prior that a label without training gets from each head that has priors: that of a typical rare label."""
+        rare_L = torch.from_numpy(self.labels.counts < _TAIL_COUNT).to(self.representations_LD.device)
+        return tuple(float(bias_L[rare_L].median() if rare_L.any() else bias_L.min()) for bias_L in self._biases())
+
+    def with_added(self, new: NewLabels) -> Model:
+        """A model that has these labels too; encoder and projections are shared, this model stays as it is."""
+        device = self.representations_LD.device
+        priors = new.priors_NP.to(device).unbind(1)
+        return self._for_labels(
+            [torch.cat([bias_L, prior_N]) for bias_L, prior_N in zip(self._biases(), priors, strict=True)],
+            None if self.classifier is None else self.classifier.table.appended(len(new.ids)),
+            Labels(
+                [*self.labels.ids, *new.ids],
+                [*self.labels.texts, *new.texts],
+                np.concatenate([self.labels.counts, np.zeros(len(new.ids), dtype=np.int64)]),
+            ),
+            torch.cat([self.representations_LD, new.representations_ND.to(device)]),
+        )
+
+    def with_kept(self, rows: NDArray[np.int64]) -> Model:
+        """A model that has only some of the labels, in the order given; this model stays as it is."""
         places = torch.from_numpy(rows).to(self.representations_LD.device)
-        for head in self._heads_with_labels():
-            if head.prior is not None:
-                head.prior.bias = nn.Parameter(head.prior.bias.detach()[places])
-        if self.classifier is not None:
-            self.classifier.table.select(places)
         ids, texts = ([values[row] for row in rows] for values in (self.labels.ids, self.labels.texts))
-        self.labels = Labels(ids, texts, self.labels.counts[rows])
-        self.representations_LD = self.representations_LD[places]
+        return self._for_labels(
+            [bias_L[places] for bias_L in self._biases()],
+            None if self.classifier is None else self.classifier.table.selected(places),
+            Labels(ids, texts, self.labels.counts[rows]),
+            self.representations_LD[places],
+        )
+
+    def with_renamed(self, texts: Mapping[int, str], representations: Mapping[int, Tensor]) -> Model:
+        """A model in which some labels have other texts, and some others representations, by row; this one stays."""
+        changed_texts, changed_LD = list(self.labels.texts), self.representations_LD.clone()
+        for row, text in texts.items():
+            changed_texts[row] = text
+        for row, vector_D in representations.items():
+            changed_LD[row] = vector_D.to(changed_LD)
+        labels = Labels(self.labels.ids, changed_texts, self.labels.counts)
+        return replace(self, labels=labels, representations_LD=changed_LD)
 
     def save(self, folder: Path) -> None:
         """Publish the model as a folder, whole or not at all; an older one in its place is replaced."""
@@ -172,14 +212,27 @@ class Model:
             facts=facts,
         )
 
+    def _for_labels(
+        self, biases: Sequence[Tensor], table: ClassifierTable | None, labels: Labels, representations_LD: Tensor
+    ) -> Model:
+        """The same model for other labels, given what its heads know of them."""
+        left = iter(biases)
+        dual = self.head.for_labels(None if self.head.prior is None else next(left))
+        classifier = self.classifier
+        if classifier is not None and table is not None:
+            classifier = classifier.for_labels(table, None if classifier.prior is None else next(left))
+        return replace(self, head=dual, classifier=classifier, labels=labels, representations_LD=representations_LD)
+
     def _checked(self, head: HeadName | None) -> HeadName:
         head = head or self.default_head
         if head not in self.heads:
             raise UsageError(f"this model has no head {head!r}: choose one of {', '.join(self.heads)}")
         return head
 
-    def _heads_with_labels(self) -> list[DualHead | ClassifierHead]:
-        return [self.head] if self.classifier is None else [self.head, self.classifier]
+    def _biases(self) -> list[Tensor]:
+        """The biases of each head that has a prior, the dual encoder's first."""
+        priors = (self.head.prior, None if self.classifier is None else self.classifier.prior)
+        return [prior.bias.detach() for prior in priors if prior is not None]
 
     def _classifier_rows(self) -> Tensor:
         """The classifier's rows; a label without training borrows those of the trained labels nearest to its text."""
@@ -189,10 +242,6 @@ class Model:
             return rows_LC
         dual_LD = self.head.labels(self.representations_LD, weight=0.0)
         return borrow_rows(dual_LD, rows_LC, self.labels.counts)
-
-    def _typical_rare(self, bias_L: Tensor) -> Tensor:
-        rare_L = torch.from_numpy(self.labels.counts < _TAIL_COUNT).to(bias_L.device)
-        return bias_L[rare_L].median() if rare_L.any() else bias_L.min()
 
     def _head_state(self) -> dict[str, Tensor]:
         state = {f"dual.{name}": value for name, value in self.head.state_dict().items()}
@@ -210,9 +259,31 @@ class Model:
         }
 
 
+def model_folder(run: str | Path) -> Path:
+    """The folder of the published model, given that or the run's."""
+    folder = Path(run)
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such run folder: train one with `dexter train DATA --out {folder}`")
+    published = folder / "model"
+    if not published.is_dir() and (folder / "config.toml").exists():
+        raise ModelError(
+            f"{folder}: the run has no model yet: let it finish, or continue it with `dexter train --resume`"
+        )
+    return published if published.is_dir() else folder
+
+
+def is_in_training(folder: Path) -> bool:
+    """Whether a published model belongs to a run that may still replace it."""
+    run = folder.resolve().parent
+    return (run / "config.toml").exists() and not (run / "run.json").exists()
+
+
 def fingerprint(folder: Path) -> str:
     """A short hash that changes when any file of a published model does."""
-    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16]
+    try:
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ModelError(f"{folder / MANIFEST}: cannot be read ({error.strerror}): is the folder complete?") from None
 
 
 def _read_labels(path: Path) -> Labels:

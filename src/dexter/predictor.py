@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from dexter.encoders.heads import HeadName
-from dexter.errors import ModelError, UsageError
+from dexter.errors import UsageError
 from dexter.index.exact import search
-from dexter.model import Labels, Model, fingerprint
+from dexter.live.catalog import LabelPage, search_labels
+from dexter.live.edits import EditResult, LabelEdit
+from dexter.live.journal import LabelJournal
+from dexter.live.live_model import LiveModel, LiveState, find_similar
+from dexter.live.similar import SimilarLabel
+from dexter.model import Labels, Model, fingerprint, model_folder
 from dexter.ranking import TopK
 
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1_024, 2**24
@@ -31,52 +35,71 @@ class Prediction:
     """Inner product of the two vectors: a cosine, plus the label's prior where the model has one."""
 
 
-class _Ranking(NamedTuple):
-    """Labels and their vectors, replaced as one: a prediction under way never mixes old and new labels."""
-
-    labels: Labels
-    vectors_LD: Tensor
-
-
 class Predictor:
-    """Ranks the labels of a trained model; labels can be added and removed while it is in use."""
+    """Ranks the labels of a trained model; labels can be added, renamed and removed while it is in use."""
 
-    def __init__(self, model: Model, *, head: HeadName | None = None, fingerprint: str | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: Model,
+        *,
+        head: HeadName | None = None,
+        fingerprint: str | None = None,
+        journal: LabelJournal | None = None,
+        persistent: bool = False,
+        reload: Callable[[], Model] | None = None,
+    ) -> None:
         self.head = head or model.default_head
         """Which of the model's heads ranks the labels."""
         self.fingerprint = fingerprint
         """Hash of the published model that was loaded; None for one that only lives in memory."""
-        self._ranking = self._rank()
+        chosen = self.head  # not `self`, which a state would then keep alive and which keeps its states
+        self._live = LiveModel(
+            model,
+            derive=lambda model: model.label_vectors(head=chosen),
+            journal=journal,
+            persistent=persistent,
+            reload=reload,
+        )
 
     @classmethod
-    def load(cls, run: str | Path, *, head: HeadName | None = None, device: str = "cpu") -> Predictor:
-        """Open a run folder, or the model folder in it.
+    def load(
+        cls, run: str | Path, *, head: HeadName | None = None, device: str = "cpu", persistent: bool = False
+    ) -> Predictor:
+        """Open a run folder, or the model folder in it, with the labels as they were last changed on disk.
 
-        `head` is "encoder", or for a model with a classifier also "classifier" or "unified" (its default).
+        Args:
+            run: the folder.
+            head: "encoder", or for a model with a classifier also "classifier" or "unified" (its default).
+            device: where to compute.
+            persistent: whether changes of labels are written to the folder too, or live in this predictor only.
         """
-        folder = Path(run)
-        if not folder.is_dir():
-            raise ModelError(f"{folder}: no such run folder: train one with `dexter train DATA --out {folder}`")
-        published = folder / "model"
-        if not published.is_dir() and (folder / "config.toml").exists():
-            raise ModelError(
-                f"{folder}: the run has no model yet: let it finish, or continue it with `dexter train --resume`"
-            )
-        folder = published if published.is_dir() else folder
-        return cls(Model.load(folder, device=device), head=head, fingerprint=fingerprint(folder))
+        folder = model_folder(run)
+        reload = partial(Model.load, folder, device=device)
+        model, known = reload(), fingerprint(folder)
+        journal = LabelJournal(folder, fingerprint=known, dimension=model.encoder.dimension)
+        return cls(model, head=head, fingerprint=known, journal=journal, persistent=persistent, reload=reload)
+
+    @property
+    def model(self) -> Model:
+        """The model with the labels that can be predicted."""
+        return self._live.state.model
 
     @property
     def labels(self) -> Labels:
         """The labels that can be predicted, in the order of the ids that `top` returns."""
-        return self._ranking.labels
+        return self.model.labels
+
+    @property
+    def version(self) -> int:
+        """How often the labels were changed since the model was published; grows with every change."""
+        return self._live.state.version
 
     def predict(self, texts: Sequence[str], k: int = 5) -> list[list[Prediction]]:
         """The k best labels of each text, best first; all of them where there are fewer."""
         if isinstance(texts, str):
             raise UsageError("predict takes a list of texts: write predict([text])")
-        ranking = self._ranking
-        found, labels = self._search(ranking, texts, k), ranking.labels
+        state = self._live.state
+        found, labels = self._search(state, texts, k), state.model.labels
         return [
             [
                 Prediction(labels.ids[label], labels.texts[label], float(score))
@@ -93,39 +116,54 @@ class Predictor:
 
     def top(self, texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None) -> TopK:
         """The k best labels of each text as positions in `labels`, without the pairs of `exclude`."""
-        return self._search(self._ranking, texts, k, exclude=exclude)
+        return self._search(self._live.state, texts, k, exclude=exclude)
 
-    def add_labels(self, labels: Sequence[tuple[str, str]]) -> None:
+    def add_labels(self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False) -> EditResult:
         """Add labels given as (id, text): they are encoded and compete from now on, without training.
 
-        Either all of them are added or, when one is refused, none.
+        Either all of them are added or, when one is refused, none. Ids of removed labels are refused unless
+        `reuse_ids`; the label then starts anew.
         """
-        _check_new(self.labels.ids, labels)
-        self.model.add([label_id for label_id, _ in labels], [text for _, text in labels])
-        self._ranking = self._rank()
+        return self.edit_labels(LabelEdit(add=labels, reuse_ids=reuse_ids))
 
-    def remove_labels(self, ids: Sequence[str]) -> None:
+    def remove_labels(self, ids: Sequence[str]) -> EditResult:
         """Take labels out of every later prediction; when one is unknown, none is taken out."""
-        if isinstance(ids, str):
-            raise UsageError("remove_labels takes a list of ids: write remove_labels([id])")
-        gone = set(ids)
-        missing = gone.difference(self.labels.ids)
-        if missing:
-            raise UsageError(f"no label has the id {min(missing)!r}")
-        keep = np.array([label_id not in gone for label_id in self.labels.ids])
-        if not keep.any():
-            raise UsageError("a model needs at least one label: not removing the last one")
-        self.model.keep(np.flatnonzero(keep))
-        self._ranking = self._rank()
+        return self.edit_labels(LabelEdit(remove=ids))
 
-    def _rank(self) -> _Ranking:
-        return _Ranking(self.model.labels, self.model.label_vectors(head=self.head))
+    def rename_labels(self, labels: Sequence[tuple[str, str]], *, keep_vectors: bool = False) -> EditResult:
+        """Give labels new texts, as (id, text); they are found by these from now on, and keep what else they learned.
 
-    def _search(self, ranking: _Ranking, texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None) -> TopK:
+        With `keep_vectors` only the texts that are shown change.
+        """
+        return self.edit_labels(LabelEdit(rename=labels, keep_vectors=keep_vectors))
+
+    def edit_labels(self, edit: LabelEdit) -> EditResult:
+        """Remove, rename and add labels as one change: all of it, or nothing; on disk first if `persistent`."""
+        return self._live.edit(edit)
+
+    def refresh_labels(self) -> bool:
+        """Take up what other processes changed in the folder since; whether there was anything."""
+        return self._live.refresh()
+
+    def compact_labels(self) -> None:
+        """Make the files of changed labels as small as what they amount to; labels and version stay."""
+        self._live.compact()
+
+    def search_labels(self, query: str = "", *, limit: int | None = 20, offset: int = 0) -> LabelPage:
+        """Labels whose id or text holds the query, those that begin with it first; an empty query lists all."""
+        return search_labels(self.labels, query, limit=limit, offset=offset)
+
+    def similar_labels(self, text: str, k: int = 5) -> list[SimilarLabel]:
+        """The labels that mean nearly the same as a text would as a label."""
+        return find_similar(self.model, [text], k)[0]
+
+    def _search(
+        self, state: LiveState[Tensor], texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None
+    ) -> TopK:
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
-        queries_ND = self.model.query_vectors(texts, head=self.head)
-        return search(queries_ND, ranking.vectors_LD, min(k, len(ranking.labels.ids)), exclude=exclude)
+        queries_ND = state.model.query_vectors(texts, head=self.head)
+        return search(queries_ND, state.derived, min(k, len(state.model.labels.ids)), exclude=exclude)
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -139,18 +177,3 @@ def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
             block, num_characters = [], 0
     if block:
         yield block
-
-
-def _check_new(known: Sequence[str], labels: Sequence[tuple[str, str]]) -> None:
-    """New labels need ids that nobody has, and ids and texts that a file can hold."""
-    taken = set(known)
-    for label_id, text in labels:
-        if not (isinstance(label_id, str) and isinstance(text, str)):
-            raise UsageError(f"a label is its id and its text, both strings: got {label_id!r} and {text!r}")
-        if not label_id or any("\ud800" <= character <= "\udfff" for character in label_id + text):
-            raise UsageError(
-                f"label id {label_id!a}: an id must not be empty, nor id or text hold half a surrogate pair"
-            )
-        if label_id in taken:
-            raise UsageError(f"label id {label_id!r} is in use already: remove it first or choose another id")
-        taken.add(label_id)

@@ -16,6 +16,7 @@ from dexter.data.formats.lines import decode, raw_lines, without_line_end
 from dexter.data.formats.problems import BadRecord
 from dexter.errors import DataError, UsageError
 from dexter.files import atomic_path
+from dexter.live.catalog import LabelEntry
 from dexter.predictor import Prediction, Predictor
 
 FORMS = ("text", "jsonl", "tsv")
@@ -64,6 +65,12 @@ def predict_texts(predictor: Predictor, queries: Iterable[Query], *, k: int, for
     ranked = predictor.predict_stream((query.text for query in searched), k)
     for query, labels in zip(shown, ranked, strict=True):
         yield _format(form, query, labels)
+
+
+def label_lines(labels: Iterable[LabelEntry]) -> Iterator[str]:
+    """One line per label: id, number of training queries, text."""
+    for label in labels:
+        yield f"{_flat(label.id)}\t{label.count}\t{_flat(label.text)}"
 
 
 def write_lines(lines: Iterable[str], path: Path | None) -> None:

@@ -65,15 +65,14 @@ class ClassifierTable(nn.Module):
             )
         self.weight.copy_(vectors_LC)
 
-    @torch.no_grad()
-    def append(self, num_new: int) -> None:
-        """Add rows of zeros at the end, for labels that were never trained."""
-        self.weight = nn.Parameter(torch.cat([self.weight, self.weight.new_zeros(num_new, self.weight.shape[1])]))
+    def appended(self, num_new: int) -> ClassifierTable:
+        """A table with more rows, of zeros, at the end, for labels that were never trained."""
+        weight = self.weight.detach()
+        return self._like(torch.cat([weight, weight.new_zeros(num_new, weight.shape[1])]))
 
-    @torch.no_grad()
-    def select(self, labels_M: Tensor) -> None:
-        """Keep the rows of some labels, in the order given."""
-        self.weight = nn.Parameter(self.weight[labels_M].clone())
+    def selected(self, labels_M: Tensor) -> ClassifierTable:
+        """A table with the rows of some labels, in the order given."""
+        return self._like(self.weight.detach()[labels_M])
 
     def rows(self, labels_M: Tensor | None = None) -> Tensor:
         """Rows of some labels (all, in order, if left out) as float32: [M, C], differentiable in `weight`.
@@ -84,6 +83,11 @@ class ClassifierTable(nn.Module):
         self.weight.grad_dtype = torch.float32
         rows_MC: Tensor = _Lookup.apply(self.weight, labels_M)  # type: ignore[no-untyped-call]
         return functional.dropout(rows_MC, self.dropout, self.training)
+
+    def _like(self, weight_LC: Tensor) -> ClassifierTable:
+        table = ClassifierTable(0, weight_LC.shape[1], storage=self.storage, dropout=self.dropout)
+        table.weight = nn.Parameter(weight_LC)
+        return table.train(self.training)
 
 
 class _Lookup(torch.autograd.Function):

@@ -33,6 +33,13 @@ class LabelPrior(nn.Module):
         frequencies = (np.asarray(label_counts, dtype=np.float64) + 0.5) / (num_queries + 1.0)
         self.bias = nn.Parameter(torch.from_numpy(np.log(frequencies)).float())
 
+    @classmethod
+    def of(cls, bias_L: Tensor) -> LabelPrior:
+        """A prior with the biases given."""
+        prior = cls(np.zeros(0, dtype=np.int64), 0)
+        prior.bias = nn.Parameter(bias_L)
+        return prior
+
 
 class DualHead(nn.Module):
     """g1: the same map for queries and labels, with the label prior as one more dimension."""
@@ -56,7 +63,7 @@ class DualHead(nn.Module):
 
     def queries(self, representations_BD: Tensor) -> Tensor:
         """Vectors of queries, with a one for the prior."""
-        vectors_BD = self._vectors(representations_BD)
+        vectors_BD = self.vectors(representations_BD)
         if self.prior is None:
             return vectors_BD
         return torch.cat([vectors_BD, vectors_BD.new_ones(len(vectors_BD), 1)], dim=1)
@@ -66,9 +73,17 @@ class DualHead(nn.Module):
 
         `weight` scales the prior: 1 as trained, 0 none.
         """
-        return _with_prior(self._vectors(representations_MD), self.prior, labels_M, weight * self.temperature)
+        return _with_prior(self.vectors(representations_MD), self.prior, labels_M, weight * self.temperature)
 
-    def _vectors(self, representations_ND: Tensor) -> Tensor:
+    def for_labels(self, bias_L: Tensor | None) -> DualHead:
+        """The same head for other labels, given their biases; the projection is shared."""
+        prior = None if bias_L is None else LabelPrior.of(bias_L)
+        head = DualHead(temperature=self.temperature, prior=prior, normalize=self.normalize)
+        head.project = self.project
+        return head.train(self.training)
+
+    def vectors(self, representations_ND: Tensor) -> Tensor:
+        """Vectors of queries or labels without the dimension of the prior."""
         vectors_ND: Tensor = self.project(representations_ND)
         return functional.normalize(vectors_ND, dim=-1) if self.normalize else vectors_ND
 
@@ -92,6 +107,13 @@ class ClassifierHead(nn.Module):
         self.prior = prior
         layers = [_linear(input_size, projection)] if projection else []
         self.project = nn.Sequential(*layers, nn.Dropout(dropout))
+
+    def for_labels(self, table: ClassifierTable, bias_L: Tensor | None) -> ClassifierHead:
+        """The same head for other labels, given their rows and biases; the projection is shared."""
+        prior = None if bias_L is None else LabelPrior.of(bias_L)
+        head = ClassifierHead(table, temperature=self.temperature, input_size=0, prior=prior)
+        head.project = self.project
+        return head.train(self.training)
 
     @property
     def normalized_search(self) -> bool:

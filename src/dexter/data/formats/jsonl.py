@@ -17,6 +17,7 @@ from dexter.data.formats.format import Format
 from dexter.data.formats.json_records import identifier_field, label_columns, parse_object, text_field
 from dexter.data.formats.labels import LabelTable
 from dexter.data.formats.layout import LABELS, TRAIN, find_file, plain_suffix, split_files
+from dexter.data.formats.problems import BadRecord
 from dexter.data.formats.reading import Reading
 from dexter.data.formats.rows import Rows, check_weights
 from dexter.data.formats.writing import Writing, row_columns
@@ -42,6 +43,15 @@ def _add_label(labels: LabelTable, line: str) -> None:
     record = parse_object(line)
     identifier = identifier_field(record)
     labels.add(str(len(labels)) if identifier is None else identifier, text_field(record, "text"))
+
+
+def add_named_label(labels: LabelTable, line: str) -> None:
+    """Take up a label that must have an id: there is no order that it could be numbered by."""
+    record = parse_object(line)
+    identifier = identifier_field(record)
+    if not identifier:
+        raise BadRecord("label without id", 'the label has no id: give it a field "id" or "uid"')
+    labels.add(identifier, text_field(record, "text"))
 
 
 def _add_row(labels: LabelTable, rows: Rows, line: str) -> None:

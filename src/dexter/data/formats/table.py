@@ -46,7 +46,7 @@ def _detect(suffix: str, path: Path) -> bool:
 def _read(suffix: str, path: Path, reading: Reading) -> Dataset:
     train_path, test_path = split_files(path, [suffix])
     labels_path = find_file(path, LABELS, [suffix]) if path.is_dir() else None
-    labels = _read_labels(suffix, labels_path, reading) if labels_path else LabelTable()
+    labels = read_labels(suffix, labels_path, reading) if labels_path else LabelTable()
     train = _read_rows(suffix, train_path, reading, labels)
     test = _read_rows(suffix, test_path, reading, labels) if test_path else None
     return assemble(path, reading, labels=labels, train=train, test=test)
@@ -57,7 +57,8 @@ def _open(suffix: str, path: Path, reading: Reading) -> DelimitedFile | ParquetF
     return ParquetFile(path) if suffix == ".parquet" else DelimitedFile(path, DELIMITERS[suffix])
 
 
-def _read_labels(suffix: str, path: Path, reading: Reading) -> LabelTable:
+def read_labels(suffix: str, path: Path, reading: Reading) -> LabelTable:
+    """The labels of a table that has a column of ids and one of texts."""
     table = _open(suffix, path, reading)
     columns = choose_label_file_columns(table.names, path=path)
     labels = LabelTable(path)
