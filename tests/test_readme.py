@@ -85,5 +85,6 @@ def test_every_verb_and_exit_code_is_documented():
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     verbs = ["demo", "data    build", "data    check", "data    convert", "train", "evaluate", "predict", "compare"]
     verbs += [f"labels  {verb}" for verb in ("add", "remove", "rename", "list", "search", "compact")]
+    verbs += ["serve"]
     assert not [verb for verb in verbs if f"\ndexter {verb} " not in text]
     assert not [code for code in (0, 1, 2, 3, 4, 5, 6, 130) if not re.search(rf"^\| {code}\b", text, re.MULTILINE)]

@@ -308,6 +308,40 @@ def compare(
         typer.echo(found.render())
 
 
+@app.command()
+def serve(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or NAME=FOLDER; the first is the default.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host name that requests may address; repeat for several.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="A public address without an API key.")] = False,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="One line on stderr per request.")] = False,
+) -> None:
+    """Serve runs over HTTP, with a page at /, until SIGTERM or Ctrl-C; DEXTER_API_KEY or DEXTER_API_KEY_FILE has a key.
+
+    Example: dexter serve runs/pydocs --port 8000
+    """
+    from dexter.extras import require
+
+    for module in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
+        require(module, extra="serve", purpose="dexter serve")
+    from dexter.serving.server import name_runs
+    from dexter.serving.server import serve as serve_runs
+    from dexter.serving.settings import ServeSettings, keys_from_environment
+
+    settings = ServeSettings(
+        host=host,
+        port=port,
+        keys=keys_from_environment(os.environ),
+        allowed_hosts=tuple(allow_host or ()),
+        insecure=insecure,
+        log_requests=log_requests,
+    )
+    serve_runs(name_runs(runs), settings)
+
+
 def _load(
     path: str,
     on_error: str = "fail",

@@ -1,0 +1,16 @@
+"""The HTTP service: one or more runs behind one address. Needs the extra `serve`.
+
+settings.py   what can be set, and what a public address asks for
+protocol.py   what requests and answers look like
+problems.py   errors as application/problem+json, without a word of the input
+limits.py     what is refused before it is read; time-outs; draining
+keys.py       who may ask
+batching.py   requests that arrive together are answered together
+runs.py       a named run: its predictors, one worker thread, label versions
+predicting, embedding, labels, status, annif: the endpoints
+metrics.py    Prometheus
+headers.py    the content security policy, request ids
+page/         what a person sees
+app.py        create_app: all of it
+server.py     uvicorn, signals, the port
+"""

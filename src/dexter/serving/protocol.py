@@ -1,0 +1,196 @@
+"""What requests and answers look like on the wire. Unknown fields are refused, so that a typing error is noticed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from dexter.encoders.heads import HeadName
+
+
+def _whole(text: str) -> str:
+    """JSON can spell half a surrogate pair, which no answer could repeat."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half a surrogate pair is not text") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+RunName = Annotated[str | None, Field(max_length=64, description="The run to ask; the first one if left out.")]
+
+
+class Wire(BaseModel):
+    """A part of a request."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class TextInput(Wire):
+    """A text with an id that comes back with its labels."""
+
+    id: Text = Field(max_length=1_000)
+    text: Text
+
+
+class PredictRequest(Wire):
+    """Texts to label."""
+
+    inputs: Text | list[Text | TextInput] = Field(description="A text, or a list of texts or of {id, text}.")
+    k: int = Field(default=5, ge=1, description="Labels per text.")
+    head: HeadName | None = Field(default=None, description="What ranks the labels; the run's own choice if left out.")
+    model: RunName = None
+
+
+class RankedLabel(BaseModel):
+    """A label for a text."""
+
+    id: str
+    text: str
+    score: float
+    rank: int
+
+
+class LabelledText(BaseModel):
+    """The labels of a text, best first."""
+
+    id: str | None = None
+    labels: list[RankedLabel]
+    truncated: bool = Field(description="Whether only the beginning of the text was read.")
+
+
+class PredictResponse(BaseModel):
+    """The labels of each text, in order, all of one version of the labels."""
+
+    model: str
+    version: int = Field(description="Which version of the labels these are; every edit makes a new one.")
+    results: list[LabelledText]
+    inputs_left_out: int = Field(default=0, description="Texts beyond the limit, which have no result.")
+
+
+class NewLabel(Wire):
+    """A label to add."""
+
+    id: Text = Field(min_length=1, max_length=1_000)
+    text: Text = Field(min_length=1, max_length=20_000)
+
+
+class AddLabelsRequest(Wire):
+    """Labels to add; either all of them are added or none."""
+
+    labels: list[NewLabel] = Field(min_length=1, max_length=1_000)
+    reuse_ids: bool = Field(default=False, description="Allow ids of labels that were removed.")
+    model: RunName = None
+
+
+class RenameLabelsRequest(Wire):
+    """Labels with their new texts; either all of them are renamed or none."""
+
+    labels: list[NewLabel] = Field(min_length=1, max_length=1_000)
+    keep_vectors: bool = Field(default=False, description="Change what is shown; find them by their old texts.")
+    model: RunName = None
+
+
+class NearLabel(BaseModel):
+    """A label that means nearly the same."""
+
+    id: str
+    text: str
+    similarity: float
+
+
+class SimilarLabels(BaseModel):
+    """Labels like a text, nearest first."""
+
+    model: str
+    version: int
+    labels: list[NearLabel]
+
+
+class Resemblance(BaseModel):
+    """A new label that looks like labels there were already."""
+
+    id: str
+    resembles: list[NearLabel]
+
+
+class LabelsChanged(BaseModel):
+    """What an edit has made."""
+
+    model: str
+    version: int
+    duplicates: list[Resemblance]
+
+
+class KnownLabel(BaseModel):
+    """A label that can be predicted."""
+
+    id: str
+    text: str
+    count: int = Field(description="Training texts that had it; 0 for a label that was added later.")
+
+
+class LabelsPage(BaseModel):
+    """Some of the labels, in the order of the run."""
+
+    model: str
+    version: int
+    total: int = Field(description="Labels that match.")
+    labels: list[KnownLabel]
+    next: int | None = Field(description="The `cursor` of the next page; null on the last.")
+
+
+class EmbeddingsRequest(Wire):
+    """Texts to embed, in OpenAI's form."""
+
+    input: Text | list[Text]
+    model: RunName = None
+    encoding_format: Literal["float", "base64"] = "float"
+    side: Literal["query", "label"] = Field(
+        default="query", description="Embed as a text to label, or as a label's text."
+    )
+    user: str | None = Field(default=None, max_length=1_000, description="Accepted and not read.")
+
+
+class Embedding(BaseModel):
+    """One vector."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str = Field(description="Numbers, or for base64 their little-endian float32 bytes.")
+
+
+class Usage(BaseModel):
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """The vectors, in order."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    inputs_left_out: int = 0
+
+
+class ProblemDetails(BaseModel):
+    """Why there is no answer."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    request_id: str | None
+
+
+def to_json(answer: BaseModel, *, status: int = 200) -> Response:
+    """The answer as it is sent; it is of our own making, so nothing is validated again."""
+    return Response(answer.model_dump_json(), status, media_type="application/json")

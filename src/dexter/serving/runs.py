@@ -1,0 +1,174 @@
+"""Named runs behind one address. What a run predicts is computed in its one worker thread, in order of arrival.
+
+Labels are edited in a second thread: the predictor swaps them in at once when they are ready, so that predictions go
+on meanwhile and each is of one version of the labels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, NamedTuple, TypeVar
+
+from dexter.encoders.heads import HeadName
+from dexter.errors import UsageError
+from dexter.live.edits import EditResult, LabelEdit
+from dexter.predictor import Prediction, Predictor
+from dexter.serving.batching import Batcher, Limits
+from dexter.serving.embedding import Embedded, Side, embed_texts
+from dexter.serving.settings import ServeSettings
+
+Gone = Callable[[], Awaitable[bool]]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+T = TypeVar("T")
+
+
+class Variant(NamedTuple):
+    """The choices of a request that need label vectors of their own; None is the run's own choice."""
+
+    head: HeadName | None = None
+
+
+class Question(NamedTuple):
+    """What is asked of a text; texts with the same question are computed together."""
+
+    variant: Variant
+    k: int
+
+
+class Answer(NamedTuple):
+    """The labels of a text, and the version of the labels that they are of."""
+
+    version: int
+    labels: list[Prediction]
+
+
+class Seen(NamedTuple, Generic[T]):
+    """What was found, and the version of the labels that it is of."""
+
+    version: int
+    answer: T
+
+
+def _seen(predictor: Predictor, ask: Callable[[Predictor], T]) -> Seen[T]:
+    """Ask, and ask again where the labels have changed meanwhile: versions only grow, so equal ones are the same."""
+    while True:
+        version = predictor.version
+        answer = ask(predictor)
+        if predictor.version == version:
+            return Seen(version, answer)
+
+
+class VersionConflict(Exception):
+    """The labels are not those that the editor has seen."""
+
+
+class Run:
+    """A predictor with its queue, its worker thread and the versions of its labels."""
+
+    def __init__(
+        self,
+        name: str,
+        predictor: Predictor,
+        settings: ServeSettings,
+        *,
+        observe: Callable[[int], None] = lambda num_texts: None,
+    ) -> None:
+        self.name = name
+        self.predictor = predictor
+        self._variants: OrderedDict[Variant, tuple[int, Predictor]] = OrderedDict()
+        self._max_variants = settings.max_variants
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}")
+        self._editor = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}-labels")
+        limits = Limits(
+            max_texts=settings.batch_texts,
+            max_characters=settings.batch_characters,
+            max_queued=settings.max_queued_texts,
+            wait_seconds=settings.batch_wait_seconds,
+        )
+        self._predicting = Batcher(self._predict, self._worker, limits, observe=observe)
+        self._embedding = Batcher(self._embed, self._worker, limits)
+
+    @property
+    def num_queued(self) -> int:
+        """Texts that wait."""
+        return self._predicting.num_queued + self._embedding.num_queued
+
+    async def predict(
+        self, texts: Sequence[str], k: int, *, variant: Variant | None = None, gone: Gone | None = None
+    ) -> list[Answer]:
+        """The k best labels of each text, all of one version of the labels."""
+        return await self._predicting.submit(Question(variant or Variant(), k), texts, gone=gone)
+
+    async def embed(self, texts: Sequence[str], *, side: Side = "query", gone: Gone | None = None) -> list[Embedded]:
+        """The vector of each text."""
+        return await self._embedding.submit(side, texts, gone=gone)
+
+    async def edit(self, edit: LabelEdit, *, expected: int | None = None) -> EditResult:
+        """Change the labels; with `expected`, only if that is their version."""
+        return await self._in_thread(self._editor, lambda: self._edit(edit, expected))
+
+    async def look(self, ask: Callable[[Predictor], T]) -> Seen[T]:
+        """Ask the predictor something about its labels, and know of which version the answer is."""
+        return await self._in_thread(self._editor, lambda: _seen(self.predictor, ask))
+
+    def close(self) -> None:
+        """End the threads once they have done what they were given."""
+        self._worker.shutdown(wait=True)
+        self._editor.shutdown(wait=True)
+
+    async def _in_thread(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+    def _edit(self, edit: LabelEdit, expected: int | None) -> EditResult:
+        if expected is not None and expected != self.predictor.version:
+            raise VersionConflict
+        return self.predictor.edit_labels(edit)
+
+    def _predict(self, question: Question, texts: list[str]) -> list[Answer]:
+        found = _seen(self.predictor, lambda base: self._predictor(base, question.variant).predict(texts, question.k))
+        return [Answer(found.version, labels) for labels in found.answer]
+
+    def _predictor(self, base: Predictor, variant: Variant) -> Predictor:
+        """The predictor of a variant: it shares the model, and has label vectors of its own."""
+        if variant.head in (None, base.head):
+            return base
+        version, predictor = self._variants.get(variant, (None, None))
+        if predictor is None or version != base.version:
+            version, model = base.version, base.model
+            predictor = Predictor(model, head=variant.head)
+            self._variants[variant] = version, predictor
+            if len(self._variants) > self._max_variants:
+                self._variants.popitem(last=False)
+        self._variants.move_to_end(variant)
+        return predictor
+
+    def _embed(self, side: Side, texts: list[str]) -> list[Embedded]:
+        return embed_texts(self.predictor.model, texts, side=side)
+
+
+class Runs:
+    """The runs of a service by name; the first is the one that is asked when no name is given."""
+
+    def __init__(self, runs: Mapping[str, Run]) -> None:
+        if not runs:
+            raise UsageError("a service needs at least one run")
+        for name in runs:
+            if not _NAME.fullmatch(name):
+                raise UsageError(f"run name {name!r}: expected letters, digits, dots, dashes: write NAME=FOLDER")
+        self._runs = dict(runs)
+
+    @property
+    def default(self) -> Run:
+        """The first one."""
+        return next(iter(self._runs.values()))
+
+    def find(self, name: str | None) -> Run | None:
+        """The run of a name; None where there is none."""
+        return self.default if name is None else self._runs.get(name)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())

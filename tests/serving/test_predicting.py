@@ -1,0 +1,83 @@
+"""`/v1/predict` answers what the predictor answers, and says what it has cut."""
+
+import json
+
+import pytest
+
+from dexter import Predictor
+
+
+def predict(client, inputs, **fields):
+    return client.post("/v1/predict", json={"inputs": inputs, **fields})
+
+
+def test_answers_are_those_of_the_predictor(client, trained, world):
+    texts = world.test.texts[:7]
+    expected = Predictor.load(trained).predict(texts, k=4)
+    found = predict(client, texts, k=4).json()
+    assert found["model"] == "default" and found["version"] == 0 and found["inputs_left_out"] == 0
+    assert len(found["results"]) == len(texts)
+    for result, labels in zip(found["results"], expected, strict=True):
+        assert [entry["id"] for entry in result["labels"]] == [label.id for label in labels]
+        assert [entry["text"] for entry in result["labels"]] == [label.text for label in labels]
+        assert [entry["score"] for entry in result["labels"]] == pytest.approx([label.score for label in labels])
+        assert [entry["rank"] for entry in result["labels"]] == [1, 2, 3, 4]
+
+
+def test_one_text_many_texts_and_texts_with_ids(client):
+    one = predict(client, "river stone").json()["results"]
+    many = predict(client, ["river stone", {"id": "mine", "text": "river stone"}]).json()["results"]
+    assert len(one) == 1 and len(one[0]["labels"]) == 5
+    for result in many:
+        assert [label["id"] for label in result["labels"]] == [label["id"] for label in one[0]["labels"]]
+    assert (many[0]["id"], many[1]["id"]) == (None, "mine")
+
+
+def test_more_labels_than_there_are(client, world):
+    assert len(predict(client, "river", k=500).json()["results"][0]["labels"]) == world.num_labels
+
+
+def test_what_is_too_long_or_too_many_is_cut_and_flagged(connect):
+    client = connect(max_inputs=2, max_characters=11)
+    found = predict(client, ["river stone", "river stone and then some", "cloud"]).json()
+    assert [result["truncated"] for result in found["results"]] == [False, True]
+    first, second = ([label["id"] for label in result["labels"]] for result in found["results"])
+    assert first == second
+    assert found["inputs_left_out"] == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"inputs": []},
+        {"inputs": ""},
+        {"inputs": ["river", " \n"]},
+        {"inputs": [7]},
+        {"inputs": "river", "k": 0},
+        {"inputs": "river", "k": 1_001},
+        {"inputs": "river", "k": 1.5},
+        {"inputs": "river", "head": "tail"},
+        {"inputs": "river", "head": "classifier"},
+        {"inputs": "river", "kay": 3},
+        {"inputs": {"id": "a", "text": "b"}},
+        {"inputs": "half \ud800 a pair"},
+        ["river"],
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused(client, body):
+    answer = client.post("/v1/predict", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_a_run_is_asked_by_its_name(connect, trained):
+    first, second = Predictor.load(trained), Predictor.load(trained)
+    second.add_labels([("new", "river stone")])
+    client = connect({"one": first, "two": second})
+    assert predict(client, "river stone").json()["model"] == "one"
+    found = predict(client, "river stone", model="two", k=100).json()
+    assert found["model"] == "two" and "new" in [label["id"] for label in found["results"][0]["labels"]]
+    assert predict(client, "river", model="three").status_code == 404
+    assert predict(client, "river", model="../one").status_code == 404
