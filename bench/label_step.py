@@ -120,7 +120,7 @@ def make_trainer(dataset: Dataset, folder: Path, *, threads: int, **settings: An
 def batch_rows(trainer: Trainer, step: int) -> Rows:
     """The queries of a step."""
     epoch, position = divmod(step, trainer.steps_per_epoch)
-    rows: Rows = shuffled(len(trainer.train_split), trainer.config.batch.size, seed=0, epoch=epoch)[position]
+    rows: Rows = shuffled(len(trainer.train_split), trainer.steps_per_epoch, seed=0, epoch=epoch)[position]
     return rows
 
 

@@ -44,7 +44,9 @@ def test_assignments_are_toml_or_text():
         ({"loss": {"temperature": 0}}, "loss.temperature must be above 0"),
         ({"epochs": 3}, "did you mean 'train.epochs'"),
         ({"batch": {"correct_pool": True}}, "unless pool = 'in-batch'"),
-        ({"batch": {"correct_pool": True, "pool": "in-batch"}, "loss": {"name": "softmax"}}, "decoupled_softmax"),
+        ({"batch": {"correct_pool": True, "pool": "in-batch"}, "loss": {"name": "bce"}}, "softmax, psl"),
+        ({"batch": {"correct_pool": True, "pool": "in-batch", "order": "clustered"}}, "batches are shuffled"),
+        ({"batch": {"fill": True, "pool": "sampled"}}, "unless a sampled pool has a cap"),
         ({"validation": {"metric": "accuracy"}}, "such as P@1"),
     ],
 )

@@ -22,6 +22,9 @@ from dexter.errors import UsageError
 
 _METRIC = re.compile(r"(P|R|nDCG|PSP|PSnDCG|MRR)@[1-9][0-9]*")
 
+_CORRECTED = ("decoupled_softmax", "softmax", "psl")
+"""The losses that can correct negatives' scores."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
@@ -88,12 +91,14 @@ class BatchConfig:
     """Labels drawn uniformly that join an in-batch or sampled pool."""
     cap: int = 0
     """Most labels of a sampled pool: positives by in-batch count first, then negatives by count; 0: no limit."""
+    fill: bool = False
+    """Whether a sampled pool below its cap takes more positives of the batch: undrawn ones, by in-batch count."""
     label_queries: bool = False
     """Every label text is a training query too, with its label as its positive (Renee)."""
     classifier_positives: int = 0
     """More positives per query that join the classifier's pool only (POS-CLF)."""
     correct_pool: bool = False
-    """Correct negatives' scores in an in-batch pool for how likely the label was to be in it (decoupled_softmax)."""
+    """Correct negatives' scores in an in-batch pool for how likely the label was to be in it (softmax losses)."""
     start: int = 0
     """The first epoch with clusters and hard negatives; before it batches are shuffled and pools have none."""
     refresh: int = 5
@@ -108,6 +113,11 @@ class BatchConfig:
             _require(getattr(self, name) >= 0, f"batch.{name}", "0 or more")
         _require(self.refresh >= 1, "batch.refresh", "1 or more")
         _require(not (self.hard_negatives and self.pool == "all"), "batch.hard_negatives", "0 with pool = 'all'")
+        _require(
+            not self.fill or (self.pool == "sampled" and self.cap > 0),
+            "batch.fill",
+            "false unless a sampled pool has a cap",
+        )
         _require(
             not self.correct_pool or self.pool == "in-batch", "batch.correct_pool", "false unless pool = 'in-batch'"
         )
@@ -269,9 +279,14 @@ class Config:
     """How the best model is chosen."""
 
     def __post_init__(self) -> None:
-        corrected, plain = self.batch.correct_pool, self.batch.hard_negatives == 0
-        possible = not corrected or (self.loss.name == "decoupled_softmax" and plain)
-        _require(possible, "batch.correct_pool", "false unless the loss is decoupled_softmax without hard negatives")
+        # The chance of being in the pool is known where batches are random and nothing else brings labels.
+        added = self.batch.hard_negatives + self.batch.classifier_positives
+        known = self.batch.order == "shuffled" and added == 0
+        possible = not self.batch.correct_pool or (self.loss.name in _CORRECTED and known)
+        what = (
+            f"false unless the loss is {', '.join(_CORRECTED)}, batches are shuffled and no labels are added to a pool"
+        )
+        _require(possible, "batch.correct_pool", what)
 
 
 def recipe_names() -> list[str]:

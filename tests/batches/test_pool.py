@@ -122,6 +122,31 @@ def test_the_cap_keeps_positives_by_count_then_negatives_by_count(rng):
     assert order[6] == 0
 
 
+def test_a_pool_below_its_cap_is_filled_with_undrawn_positives_by_count(rng):
+    dense = np.zeros((4, 20), dtype=np.float32)
+    dense[:, 11], dense[:3, 5], dense[:2, 2], dense[3, 17] = 1, 1, 1, 1
+    weights = dense.copy()
+    weights[:, 11] = 1e6  # every query draws this one
+    hard = np.array([[7, 8], [7, 8], [7, 9], [0, -1]])
+    order = []
+    for cap in range(1, 12):
+        labels = sampled(csr_matrix(weights), np.arange(4), hard, rng=rng, max_positives=1, cap=cap, fill=True).labels
+        assert len(labels) == min(cap, 8)
+        order += [label for label in labels.tolist() if label not in order]
+    assert order[:3] == [11, 7, 8]
+    assert set(order[:5]) == {11, 7, 8, 9, 0}, "further positives come after hard negatives"
+    assert order[5:] == [5, 2, 17]
+
+
+def test_a_filled_pool_brings_its_positives_for_every_query(relevance, rng):
+    filled = sampled(relevance, ROWS, rng=rng, max_positives=1, num_random=3, cap=NUM_LABELS, fill=True)
+    check_pool(filled)
+    assert pairs(filled.positives, filled.labels) == relevant(relevance)
+    everything = {label for _, label in relevant(relevance)}
+    assert everything <= set(filled.labels.tolist())
+    assert filled.num_labels <= len(everything) + 3
+
+
 def test_equals_under_the_cap_are_left_to_chance(rng):
     hard = np.arange(20).reshape(4, 5)
     kept = [
@@ -244,6 +269,8 @@ def test_wrong_arguments_say_what_was_expected(relevance, rng):
         in_batch(relevance, ROWS, rng=rng, unsampled="negative")
     with pytest.raises(UsageError, match="1 or more"):
         sampled(relevance, ROWS, rng=rng, max_positives=0)
+    with pytest.raises(UsageError, match="cannot be filled"):
+        sampled(relevance, ROWS, rng=rng, max_positives=1, fill=True)
     with pytest.raises(UsageError, match="cannot be drawn"):
         log_inclusion_probability(np.ones(3), num_queries=4, batch_size=5)
 

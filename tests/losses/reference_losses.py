@@ -49,25 +49,39 @@ def _mean(losses: list[Tensor], queries: Tensor, labels: Tensor) -> Tensor:
     return torch.stack(losses).mean()
 
 
-def softmax(case: Case, q: Tensor, y: Tensor, *, temperature: float = 0.05, reduction: str = "pal-n") -> Tensor:
+def softmax(
+    case: Case,
+    q: Tensor,
+    y: Tensor,
+    *,
+    temperature: float = 0.05,
+    reduction: str = "pal-n",
+    negative_offsets: Tensor | None = None,
+) -> Tensor:
     wanted, ignored = case.kinds()
+    offsets = [0.0] * len(y) if negative_offsets is None else negative_offsets.tolist()
     losses = []
     for i in range(len(q)):
         if wanted[i]:
             s = [(q[i] * y[label]).sum() / temperature for label in range(len(y))]
-            normaliser = _lse([s[label] for label in range(len(y)) if label not in ignored[i]])
+            moved = [s[label] if label in wanted[i] else s[label] + offsets[label] for label in range(len(y))]
+            normaliser = _lse([moved[label] for label in range(len(y)) if label not in ignored[i]])
             total = sum(-w * (s[p] - normaliser) for p, w in wanted[i].items())
             losses.append(total / (len(wanted[i]) if reduction == "pal-n" else 1))
     return _mean(losses, q, y)
 
 
-def decoupled_softmax(case: Case, q: Tensor, y: Tensor, *, temperature: float = 0.05) -> Tensor:
+def decoupled_softmax(
+    case: Case, q: Tensor, y: Tensor, *, temperature: float = 0.05, negative_offsets: Tensor | None = None
+) -> Tensor:
     wanted, ignored = case.kinds()
+    offsets = [0.0] * len(y) if negative_offsets is None else negative_offsets.tolist()
     losses = []
     for i in range(len(q)):
         if wanted[i]:
             s = [(q[i] * y[label]).sum() / temperature for label in range(len(y))]
-            negatives = [s[label] for label in range(len(y)) if label not in ignored[i] and label not in wanted[i]]
+            others = [label for label in range(len(y)) if label not in ignored[i] and label not in wanted[i]]
+            negatives = [s[label] + offsets[label] for label in others]
             total = q.new_zeros(()) + 0.0 * s[0]
             for p, w in wanted[i].items():
                 total = total - w * (s[p] - _lse([s[p], *negatives]))
@@ -76,10 +90,17 @@ def decoupled_softmax(case: Case, q: Tensor, y: Tensor, *, temperature: float = 
 
 
 def psl(
-    case: Case, q: Tensor, y: Tensor, *, temperature: float = 0.05, balance: float = 0.5, reduction: str = "pal-n"
+    case: Case,
+    q: Tensor,
+    y: Tensor,
+    *,
+    temperature: float = 0.05,
+    balance: float = 0.5,
+    reduction: str = "pal-n",
+    negative_offsets: Tensor | None = None,
 ) -> Tensor:
     back = Case(case.labels, case.queries, case.positives.transpose(), case.ignore and case.ignore.transpose())
-    forth = softmax(case, q, y, temperature=temperature, reduction=reduction)
+    forth = softmax(case, q, y, temperature=temperature, reduction=reduction, negative_offsets=negative_offsets)
     return balance * forth + (1 - balance) * softmax(back, y, q, temperature=temperature, reduction=reduction)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from cases import LAYOUTS, NAMES, assert_agrees, make_case, random_pairs
@@ -139,29 +140,34 @@ def test_softmax_with_one_positive_is_decoupled_softmax():
     torch.testing.assert_close(softmax(*arguments), psl(*arguments, balance=1.0))
 
 
-@pytest.mark.parametrize("mode", ["tiles", "chunks"])
-def test_decoupled_offsets_move_negatives_only(mode):
-    """Negatives' scores are shifted by their label's number, positives' are not: value and both gradients."""
-    from dexter.losses import Streaming, decoupled_softmax
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["softmax", "decoupled_softmax", "psl"])
+def test_offsets_move_negatives_only(name, layout, error_log):
+    """Negatives' scores are shifted by their label's number, positives' are not."""
+    offsets = torch.randn(53, generator=torch.Generator().manual_seed(3))
+    positives, ignore = Positives([0, 0, 0, 1, 3, 5], [2, 12, 52, 0, 7, 7]), random_pairs(7, 53, 20, seed=1)
+    settings = {"temperature": 0.5, "negative_offsets": offsets}
+    case = make_case(7, 53, 11, positives=positives, ignore=ignore, settings=settings)
+    assert_agrees(name, case, LAYOUTS[layout], log=error_log)
 
-    generator = torch.Generator().manual_seed(3)
-    queries, labels = (torch.randn(size, 5, generator=generator).requires_grad_() for size in (6, 13))
-    offsets = torch.randn(13, generator=generator)
-    positives = Positives([0, 0, 1, 3, 5], [2, 12, 0, 7, 7])
-    streaming = Streaming(mode=mode, row_block=4, label_chunk=5)
-    value = decoupled_softmax(
-        queries, labels, positives, temperature=0.5, negative_offsets=offsets, streaming=streaming
-    )
-    got = torch.autograd.grad(value, (queries, labels))
-    scores = queries.double() @ labels.double().T / 0.5
-    rows = []
-    for row in range(6):
-        own = [c for r, c in zip(positives.rows.tolist(), positives.columns.tolist(), strict=True) if r == row]
-        negatives = [scores[row, label] + offsets[label] for label in range(13) if label not in own]
-        if own:
-            rest = torch.stack(negatives).logsumexp(0)
-            rows.append(torch.stack([torch.logaddexp(scores[row, p], rest) - scores[row, p] for p in own]).mean())
-    expected = torch.stack(rows).mean()
-    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6)
-    for mine, theirs in zip(got, torch.autograd.grad(expected, (queries, labels)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+@pytest.mark.parametrize("name", ["softmax", "psl"])
+def test_corrected_pools_estimate_the_loss_over_all_labels(name):
+    """With one positive, exp(loss) is a sum over labels divided by a constant: its mean over pools is that of all."""
+    from dexter import losses
+
+    generator, random = torch.Generator().manual_seed(4), np.random.default_rng(4)
+    query, labels = torch.randn(1, 4, generator=generator), torch.randn(30, 4, generator=generator)
+    chances = torch.cat([torch.ones(1), torch.linspace(0.2, 0.9, 29)])
+    loss, more = getattr(losses, name), {"balance": 1.0} if name == "psl" else {}
+    whole = loss(query, labels, Positives([0], [0]), temperature=1.0, **more).exp()
+    estimates = []
+    for _ in range(2000):
+        pool = torch.from_numpy(np.flatnonzero(random.random(30) < chances.numpy()))
+        offsets = -chances[pool].log()
+        corrected = loss(query, labels[pool], Positives([0], [0]), temperature=1.0, negative_offsets=offsets, **more)
+        estimates.append(corrected.exp())
+    sums = torch.stack(estimates)
+    error = sums.std() / len(sums) ** 0.5
+    assert abs(sums.mean() - whole) < 4 * error
+    assert error < 0.02 * whole

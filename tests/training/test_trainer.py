@@ -242,7 +242,8 @@ def test_a_bfloat16_table_trains_as_well(world, tmp_path):
     assert abs(scores[0] - scores[1]) < 6
 
 
-def test_the_pool_correction_brings_a_small_pool_closer_to_all_labels(tmp_path):
+@pytest.mark.parametrize("loss", ["decoupled_softmax", "softmax", "psl"])
+def test_the_pool_correction_brings_a_small_pool_closer_to_all_labels(tmp_path, loss):
     """The corrected loss of in-batch pools is, over many batches, nearer to the loss over all labels."""
     world = make_world(num_train=300, num_labels=120, seed=3)
     losses = {}
@@ -251,7 +252,8 @@ def test_the_pool_correction_brings_a_small_pool_closer_to_all_labels(tmp_path):
         "plain": {"batch.pool": "in-batch"},
         "corrected": {"batch.pool": "in-batch", "batch.correct_pool": True},
     }.items():
-        run = train(world, tmp_path / name, **{"train.learning_rate": 1e-9, "train.epochs": 5, **changes})
+        shared = {"train.learning_rate": 1e-9, "train.epochs": 5, "loss.name": loss, "loss.balance": 1.0}
+        run = train(world, tmp_path / name, **shared, **changes)
         records = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
         losses[name] = np.mean([record["loss"] for record in records if record["kind"] == "train"])
     assert abs(losses["corrected"] - losses["all"]) < 0.3 * abs(losses["plain"] - losses["all"])

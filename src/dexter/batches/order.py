@@ -13,32 +13,27 @@ import numpy as np
 from dexter.errors import UsageError
 
 
-def shuffled(num_queries: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """Random batches of at most `batch_size` queries, equal in size within one, so that no step is a small rest."""
-    _check_batch_size(batch_size)
-    order = np.random.default_rng([seed, epoch]).permutation(num_queries)
-    return _equal_parts(order, -(-num_queries // batch_size))
+def shuffled(num_queries: int, num_batches: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """So many random batches, equal in size within one, so that no step is a small rest."""
+    _check_num_batches(num_batches, num_queries, "queries")
+    return np.array_split(np.random.default_rng([seed, epoch]).permutation(num_queries), num_batches)
 
 
-def clustered(leaves: Sequence[np.ndarray], batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """Batches of similar queries: clusters in random order, each a batch of its own where two would not fit in one.
+def clustered(leaves: Sequence[np.ndarray], num_batches: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+    """So many batches of similar queries: clusters in random order, each a batch where there are as many of both.
 
-    Smaller clusters are joined, as many as fit, in that random order: a batch then holds several groups of similar
+    Where there are more clusters they are joined in that random order: a batch then holds several groups of similar
     queries. Clusters stay whole, and the number of them per batch is equal within one.
 
     Args:
         leaves: query numbers of each cluster (see `balanced_clusters`).
-        batch_size: most queries in a batch; no cluster may be larger.
+        num_batches: batches of an epoch; no more than there are clusters.
         seed: of the order of the clusters.
         epoch: of which the order is asked for.
     """
-    _check_batch_size(batch_size)
-    largest = max((len(leaf) for leaf in leaves), default=1)
-    if largest > batch_size:
-        raise UsageError(f"a cluster of {largest} queries exceeds the batch size {batch_size}: make smaller clusters")
+    _check_num_batches(num_batches, len(leaves), "clusters")
     order = np.random.default_rng([seed, epoch]).permutation(len(leaves))
-    groups = _equal_parts(order, -(-len(leaves) // (batch_size // largest)))
-    return [np.concatenate([leaves[leaf] for leaf in group]) for group in groups]
+    return [np.concatenate([leaves[leaf] for leaf in group]) for group in np.array_split(order, num_batches)]
 
 
 def curriculum_cluster_size(epoch: int, *, double_every: int, maximum: int, start: int = 1) -> int:
@@ -57,12 +52,7 @@ def curriculum_cluster_size(epoch: int, *, double_every: int, maximum: int, star
     return min(start << doublings, maximum)
 
 
-def _check_batch_size(batch_size: int) -> None:
-    """Raise a UsageError unless a batch can hold a query."""
-    if batch_size < 1:
-        raise UsageError(f"a batch of {batch_size} queries was asked for: expected 1 or more")
-
-
-def _equal_parts(order: np.ndarray, num_parts: int) -> list[np.ndarray]:
-    """Consecutive parts, equal in size within one."""
-    return np.array_split(order, num_parts) if num_parts else []
+def _check_num_batches(num_batches: int, available: int, what: str) -> None:
+    """Raise a UsageError unless every batch gets something."""
+    if not 1 <= num_batches <= available:
+        raise UsageError(f"{available:,} {what} cannot make {num_batches:,} batches: expected 1 to {available:,}")

@@ -96,12 +96,14 @@ def sampled(
     max_positives: int,
     num_random: int = 0,
     cap: int | None = None,
+    fill: bool = False,
 ) -> Pool:
     """At most `max_positives` positives and the drawn hard negatives of each query, shared by the whole batch.
 
     A pool above the cap keeps drawn positives before hard negatives before random labels. Among the positives those
     come first that are relevant to the most queries of the batch, among the hard negatives those that the most queries
-    drew; chance decides between equals.
+    drew; chance decides between equals. A pool below the cap may be filled with positives that nobody drew, in the
+    order of the drawn ones.
 
     Args:
         relevance: queries x labels; values are weights.
@@ -112,9 +114,12 @@ def sampled(
         max_positives: positives that each query brings, beta, drawn in proportion to their weights without replacement.
         num_random: labels drawn uniformly from all labels.
         cap: most labels in the pool; None: no limit.
+        fill: whether positives that were not drawn take the places that are left below the cap.
     """
     if max_positives < 1 or (cap is not None and cap < 1):
         raise UsageError(f"a pool needs max_positives and cap of 1 or more: got {max_positives} and {cap}")
+    if fill and cap is None:
+        raise UsageError("a pool without a cap cannot be filled: give the number of labels that it should have")
     pairs = _relevant_pairs(relevance, rows)
     positive_labels = pairs.labels[_draw(pairs, max_positives, rng)]
     negative_labels = np.empty(0, dtype=np.int64) if hard_negatives is None else _present(hard_negatives)
@@ -122,7 +127,9 @@ def sampled(
     labels = _union([positive_labels, negative_labels, random_labels])
     if cap is not None and len(labels) > cap:
         ranking = _priorities(labels, positive_labels, negative_labels, pairs.labels)
-        labels = np.sort(labels[np.argsort(rng.random(len(labels)) - ranking)[:cap]])
+        labels = np.sort(labels[_first(ranking, cap, rng)])
+    elif cap is not None and fill:
+        labels = _union([labels, _further_positives(pairs.labels, labels, cap - len(labels), rng)])
     return Pool(labels, len(labels), _intersect(pairs, labels))
 
 
@@ -293,6 +300,20 @@ def _priorities(
     )
     above_negatives = negative_counts.max(initial=0)
     return np.where(positive_counts > 0, above_negatives + relevant_counts, negative_counts)
+
+
+def _further_positives(
+    relevant_labels: np.ndarray, pool_labels: np.ndarray, room: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Labels that are relevant in the batch and not in the pool, at most `room`: by in-batch count, then by chance."""
+    outside = relevant_labels[_positions(relevant_labels, pool_labels) < 0]
+    labels = _union([outside])
+    return np.asarray(labels[_first(_count(outside, labels), room, rng)])
+
+
+def _first(ranking: np.ndarray, num_places: int, rng: np.random.Generator) -> np.ndarray:
+    """Where the highest whole numbers of a ranking are, so many of them; chance decides between equals."""
+    return np.asarray(np.argsort(rng.random(len(ranking)) - ranking)[:num_places])
 
 
 def _count(labels: np.ndarray, pool_labels: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ def psl(
     balance: float = 0.5,
     reduction: Reduction = "pal-n",
     ignore: Positives | None = None,
+    negative_offsets: Tensor | None = None,
     streaming: Streaming | None = None,
 ) -> Tensor:
     """The symmetric softmax of SupConDE and UniDEC over a pool of labels.
@@ -47,6 +48,8 @@ def psl(
         balance: Weight of the direction from queries to labels, in [0, 1].
         reduction: `pal-n` divides by the number of positives of each query and label; `pal` does not.
         ignore: Pairs that are neither positive nor in either sum.
+        negative_offsets: One number per label that is added to its score where it is no positive, in the direction from
+            queries to labels alone: the way back sums over queries, and these are no sample of labels.
         streaming: Mode, memory budget, shard.
 
     Returns:
@@ -64,7 +67,14 @@ def psl(
         total = torch.zeros((), device=labels.device)
         if balance > 0.0:
             forth = Problem(
-                queries, labels, positives, gradients, multiplier=1.0 / temperature, streaming=settings, ignore=ignore
+                queries,
+                labels,
+                positives,
+                gradients,
+                multiplier=1.0 / temperature,
+                streaming=settings,
+                ignore=ignore,
+                offsets_L=negative_offsets,
             )
             total += solve_softmax(forth, reduction=reduction, factor=balance)
         if balance < 1.0:

@@ -25,6 +25,7 @@ def softmax(
     temperature: float = 0.05,
     reduction: Reduction = "pal-n",
     ignore: Positives | None = None,
+    negative_offsets: Tensor | None = None,
     streaming: Streaming | None = None,
 ) -> Tensor:
     """Cross-entropy of each positive against all labels of the pool, other positives included.
@@ -46,6 +47,8 @@ def softmax(
         temperature: Divides the products.
         reduction: `pal-n` divides by |P_i|; `pal` does not, so that queries with many positives count more.
         ignore: Pairs that are neither positive nor in the sum over labels.
+        negative_offsets: One number per label that is added to its score where it is no positive. With minus the log of
+            the chance that the label is in the pool, the sum over labels estimates that over all labels without bias.
         streaming: Mode, memory budget, shard.
 
     Returns:
@@ -57,7 +60,14 @@ def softmax(
 
     def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
         problem = Problem(
-            queries, labels, positives, gradients, multiplier=1.0 / temperature, streaming=settings, ignore=ignore
+            queries,
+            labels,
+            positives,
+            gradients,
+            multiplier=1.0 / temperature,
+            streaming=settings,
+            ignore=ignore,
+            offsets_L=negative_offsets,
         )
         return solve_softmax(problem, reduction=reduction)
 

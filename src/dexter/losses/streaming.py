@@ -74,6 +74,21 @@ class Pairs:
     scores: Tensor
 
 
+@dataclass(frozen=True)
+class _PairsByTile:
+    """Pairs of one block in column order."""
+
+    rows: Tensor
+    columns: Tensor
+    bounds: list[int]
+    """Where each tile's run of pairs begins, and where the last one ends; empty without pairs."""
+
+    def of(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """Rows and columns of a tile's pairs, counted within the tile."""
+        part = slice(self.bounds[tile.index], self.bounds[tile.index + 1]) if self.bounds else slice(0)
+        return self.rows[part], self.columns[part] - tile.columns.start
+
+
 class Problem:
     """One pass of a loss over its data: embeddings, pairs and where gradients go."""
 
@@ -105,7 +120,7 @@ class Problem:
             mask_positives: Whether scores of positives in tiles are minus infinity too.
             only_with_positives: Leave out the queries without a positive.
             single_sweep: Whether the loss sweeps once, so that keeping tiles would serve nobody.
-            offsets_L: Added to every score in tiles, by label; scores of positive pairs stay as they are.
+            offsets_L: Added by label to the scores in tiles; those of positive pairs stay as they are.
         """
         device = queries_BD.device
         positives = positives.to(device)
@@ -198,7 +213,8 @@ class Block:
         self.gradient_bD = None if problem.gradients.queries is None else torch.zeros_like(self.queries_bD)
         """The sum over labels of G y, to which the multiplier is still to be applied."""
         self._filled = False
-        self._masked_rows, self._masked_columns, self._masked_bounds = self._masks_by_tile()
+        self._masked = self._by_tile(problem.masked)
+        self._not_offset = None if problem.offsets_L is None else self._by_tile(problem.positives)
         self.pairs = self._positive_pairs()
 
     @property
@@ -219,8 +235,7 @@ class Block:
             tile = Tile(index, slice(start, start + chunk), problem.tile_buffer(self.num_rows, index), fresh)
             if fresh:
                 torch.mm(self.queries_bD, self.labels(tile.columns).T, out=tile.scores)
-                if problem.offsets_L is not None:
-                    tile.scores.add_(problem.offsets_L[tile.columns])
+                self._offset(tile)
                 self._mask(tile)
             yield tile
         self._filled = True
@@ -284,20 +299,29 @@ class Block:
 
     def _mask(self, tile: Tile) -> None:
         """Put minus infinity where pairs are left out."""
-        if self._masked_bounds:
-            part = slice(self._masked_bounds[tile.index], self._masked_bounds[tile.index + 1])
-            tile.scores[self._masked_rows[part], self._masked_columns[part] - tile.columns.start] = -torch.inf
+        rows, columns = self._masked.of(tile)
+        if len(rows):
+            tile.scores[rows, columns] = -torch.inf
 
-    def _masks_by_tile(self) -> tuple[Tensor, Tensor, list[int]]:
-        """The masked pairs of the block in column order, and where each tile's run of them begins."""
-        part = _part(self.problem.masked, self.rows)
-        rows, columns = self.problem.masked.rows[part] - self.rows.start, self.problem.masked.columns[part]
+    def _offset(self, tile: Tile) -> None:
+        """Add each label's offset, if there are any, to its scores but to those of positive pairs."""
+        offsets_L = self.problem.offsets_L
+        if offsets_L is not None and self._not_offset is not None:
+            rows, columns = self._not_offset.of(tile)
+            positive_scores = tile.scores[rows, columns]
+            tile.scores.add_(offsets_L[tile.columns])
+            tile.scores[rows, columns] = positive_scores
+
+    def _by_tile(self, pairs: Positives) -> _PairsByTile:
+        """The pairs of the block in column order, and where each tile's run of them begins."""
+        part = _part(pairs, self.rows)
+        rows, columns = pairs.rows[part] - self.rows.start, pairs.columns[part]
         if not len(rows):
-            return rows, columns, []
+            return _PairsByTile(rows, columns, [])
         columns, order = torch.sort(columns, stable=True)
         chunk, num_labels = self.problem.layout.label_chunk, self.problem.num_labels
         edges = torch.arange(0, num_labels + chunk, chunk, device=columns.device)
-        return rows[order], columns, torch.searchsorted(columns, edges).tolist()
+        return _PairsByTile(rows[order], columns, torch.searchsorted(columns, edges).tolist())
 
     def _positive_pairs(self) -> Pairs:
         """The block's positives with their scores, each the dot product of its two vectors."""

@@ -91,7 +91,7 @@ class Objective(nn.Module):
             settings |= {"k": config.k, "alpha": config.alpha}
         if config.name == "bce" and config.learn_scale:
             settings |= {"scale": self.scale, "bias": self.bias}
-        if config.name == "decoupled_softmax" and pool.log_inclusion is not None:
+        if pool.log_inclusion is not None:
             settings["negative_offsets"] = torch.from_numpy(-pool.log_inclusion).to(like.device)
         return settings
 

@@ -46,7 +46,10 @@ class Sampler:
     def steps_per_epoch(self) -> int:
         """Batches of an epoch; a power of two where batches are clusters, which come from repeated halving."""
         batches = -(-self.num_queries // self.config.size)
-        return 1 << math.ceil(math.log2(batches)) if self.config.order == "clustered" else batches
+        if self.config.order != "clustered":
+            return batches
+        # Halving stops at single queries: batches of one are joined to pairs where their number is no power of two.
+        return 1 << min(math.ceil(math.log2(batches)), math.floor(math.log2(self.num_queries)))
 
     def is_due_refresh(self, step: int) -> bool:
         """Whether clusters and shortlists must be made anew before this step."""
@@ -110,6 +113,7 @@ class Sampler:
             max_positives=config.positives or self.num_labels,
             num_random=config.random_labels,
             cap=config.cap or None,
+            fill=config.fill,
         )
 
     def classifier_pool(self, pool: Pool, rows: NDArray[np.int64], step: int) -> Pool:
@@ -138,14 +142,11 @@ class Sampler:
         self._batches = (-1, [])
 
     def _order(self, epoch: int) -> list[NDArray[np.int64]]:
-        batch_size = -(-self.num_queries // self.steps_per_epoch)
         if self._leaf_of_query is None:
-            return shuffled(self.num_queries, batch_size, seed=self.seed, epoch=epoch)
+            return shuffled(self.num_queries, self.steps_per_epoch, seed=self.seed, epoch=epoch)
         by_leaf = np.argsort(self._leaf_of_query, kind="stable")
-        sizes = np.bincount(self._leaf_of_query)
-        leaves = np.split(by_leaf, np.cumsum(sizes)[:-1])
-        leaves_per_batch = max(1, len(leaves) // self.steps_per_epoch)
-        return clustered(leaves, int(sizes.max()) * leaves_per_batch, seed=self.seed, epoch=epoch)
+        leaves = np.split(by_leaf, np.cumsum(np.bincount(self._leaf_of_query))[:-1])
+        return clustered(leaves, self.steps_per_epoch, seed=self.seed, epoch=epoch)
 
     def _cluster_size(self, epoch: int) -> int:
         batch_size = -(-self.num_queries // self.steps_per_epoch)
