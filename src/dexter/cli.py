@@ -60,6 +60,10 @@ Head = Annotated[
     str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
 ]
 
+UseIndex = Annotated[
+    str | None, typer.Option("--index", help="exact: look at every label; the run's own index if left out.")
+]
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -232,6 +236,7 @@ def evaluate(
     k: Annotated[list[int] | None, typer.Option("--k", "-k", help="A cut-off; repeat for several.")] = None,
     propensity: Propensity = "default",
     head: Head = None,
+    index: UseIndex = None,
     record: Annotated[Path | None, typer.Option(help="Where to write the result record.")] = None,
     on_error: OnError = "fail",
     text_column: TextColumn = None,
@@ -248,7 +253,13 @@ def evaluate(
 
     dataset = _load(data, on_error, text_column, label_column, label_separator)
     result = evaluate_run(
-        run, dataset, head=_head(head), ks=k or None, propensity=_propensity(propensity), record=record
+        run,
+        dataset,
+        head=_head(head),
+        ks=k or None,
+        propensity=_propensity(propensity),
+        record=record,
+        index=_exact(index),
     )
     if as_json:
         _echo_json(result.record)
@@ -267,6 +278,7 @@ def predict(
     output_path: Annotated[Path | None, typer.Option("--output", help="Where to write; stdout if left out.")] = None,
     k: Annotated[int, typer.Option("-k", help="Labels per text.")] = 5,
     head: Head = None,
+    index: UseIndex = None,
     form: Annotated[
         str | None, typer.Option("--format", help="text, jsonl or tsv; by the ending of --output if left out.")
     ] = None,
@@ -283,8 +295,47 @@ def predict(
     from dexter.streams import Query, form_of, predict_texts, read_texts, write_lines
 
     queries = iter([Query("1", text)]) if text is not None else read_texts(input_path)
-    predictor = Predictor.load(run, head=_head(head))
+    predictor = Predictor.load(run, head=_head(head), index=_exact(index))
     write_lines(predict_texts(predictor, queries, k=k, form=form or form_of(output_path)), output_path)
+
+
+@app.command("index")
+def index_command(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    backend: Annotated[
+        str | None,
+        typer.Option(help="exact, pq, hnsw, pgvector or qdrant; the number of labels decides if left out."),
+    ] = None,
+    queries: Annotated[
+        Path | None, typer.Option(help="Texts to measure recall on, as for predict --input; label texts if left out.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Address of the database; DEXTER_INDEX_URL if left out. It is not stored.")
+    ] = None,
+    head: Head = None,
+    as_json: Json = False,
+) -> None:
+    """Make the index that predict and evaluate search: approximate ones are measured, and refused below 0.98.
+
+    Example: dexter index runs/pydocs --backend pq
+    """
+    from dataclasses import asdict
+    from itertools import islice
+
+    from dexter.indexing import build_run_index, describe
+    from dexter.model import model_folder
+    from dexter.predictor import Predictor
+    from dexter.streams import read_texts
+
+    texts = None if queries is None else [query.text for query in islice(read_texts(queries), 512)]
+    predictor = Predictor.load(run, head=_head(head), index="exact")
+    report = build_run_index(
+        predictor.model, model_folder(run), head=predictor.head, backend=backend, queries=texts, url=url
+    )
+    if as_json:
+        _echo_json(asdict(report))
+    else:
+        typer.echo(describe(report))
 
 
 @app.command()
@@ -385,6 +436,12 @@ def _head(name: str | None) -> HeadName | None:
     if name is None:
         return None
     raise UsageError(f"--head {name!r}: expected one of {', '.join(HEAD_NAMES)}")
+
+
+def _exact(name: str | None) -> Literal["exact"] | None:
+    if name not in (None, "exact"):
+        raise UsageError(f"--index {name!r}: expected exact, or nothing for the run's own (see dexter index --help)")
+    return "exact" if name == "exact" else None
 
 
 def _echo_json(value: Any) -> None:

@@ -92,17 +92,21 @@ def write_manifest(folder: Path) -> None:
     write_json(folder / MANIFEST, {"files": entries})
 
 
+def read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of every file that a folder's manifest lists, by name."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except FileNotFoundError:
+        raise ModelError(f"{folder}: no {MANIFEST}: the folder is incomplete or not one of ours") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ModelError(f"{folder / MANIFEST}: not a readable manifest: restore the folder from a copy") from None
+
+
 def verify_manifest(folder: str | Path) -> None:
     """Raise `ModelError` unless every file of the folder's manifest is present and unchanged."""
     folder = Path(folder)
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        entries = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-    except FileNotFoundError:
-        raise ModelError(f"{folder}: no {MANIFEST}: the folder is incomplete or not one of ours") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ModelError(f"{folder / MANIFEST}: not a readable manifest: restore the folder from a copy") from None
-    for name, expected in entries.items():
+    for name, expected in read_manifest(folder).items():
         path = folder / name
         if not path.is_file():
             raise ModelError(f"{path}: listed in the manifest but missing: restore the folder from a copy")

@@ -26,7 +26,7 @@ from dexter.encoders.embed import embed
 from dexter.encoders.folder import read_object
 from dexter.encoders.heads import HEAD_NAMES, ClassifierHead, DualHead, HeadName, LabelPrior
 from dexter.errors import ModelError, UsageError
-from dexter.files import MANIFEST, atomic_folder, verify_manifest, write_json
+from dexter.files import MANIFEST, atomic_folder, read_manifest, verify_manifest, write_json
 
 if TYPE_CHECKING:
     from dexter.encoders import TextEncoder
@@ -284,6 +284,14 @@ def fingerprint(folder: Path) -> str:
         return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ModelError(f"{folder / MANIFEST}: cannot be read ({error.strerror}): is the folder complete?") from None
+
+
+def encoder_fingerprint(folder: Path) -> str:
+    """A short hash of what turns a text into a vector: encoder and heads, whatever else of a model changes."""
+    files = read_manifest(folder)
+    heads = f"{_FOLDER}/heads.safetensors"
+    kept = {name: digest for name, (_, digest) in files.items() if name == heads or not name.startswith(f"{_FOLDER}/")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read_labels(path: Path) -> Labels:

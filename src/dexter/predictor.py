@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
-from dexter.index.exact import search
+from dexter.index import Index
+from dexter.indexing import RunIndex, index_labels, open_run_index
 from dexter.live.catalog import LabelPage, search_labels
 from dexter.live.edits import EditResult, LabelEdit
 from dexter.live.journal import LabelJournal
@@ -47,6 +48,7 @@ class Predictor:
         journal: LabelJournal | None = None,
         persistent: bool = False,
         reload: Callable[[], Model] | None = None,
+        stored: RunIndex | None = None,
     ) -> None:
         self.head = head or model.default_head
         """Which of the model's heads ranks the labels."""
@@ -55,7 +57,7 @@ class Predictor:
         chosen = self.head  # not `self`, which a state would then keep alive and which keeps its states
         self._live = LiveModel(
             model,
-            derive=lambda model: model.label_vectors(head=chosen),
+            derive=lambda model: index_labels(model, head=chosen, stored=stored),
             journal=journal,
             persistent=persistent,
             reload=reload,
@@ -63,7 +65,13 @@ class Predictor:
 
     @classmethod
     def load(
-        cls, run: str | Path, *, head: HeadName | None = None, device: str = "cpu", persistent: bool = False
+        cls,
+        run: str | Path,
+        *,
+        head: HeadName | None = None,
+        device: str = "cpu",
+        persistent: bool = False,
+        index: Literal["exact"] | None = None,
     ) -> Predictor:
         """Open a run folder, or the model folder in it, with the labels as they were last changed on disk.
 
@@ -72,12 +80,21 @@ class Predictor:
             head: "encoder", or for a model with a classifier also "classifier" or "unified" (its default).
             device: where to compute.
             persistent: whether changes of labels are written to the folder too, or live in this predictor only.
+            index: "exact" to look at every label; None: the run's index where it has one.
         """
         folder = model_folder(run)
         reload = partial(Model.load, folder, device=device)
         model, known = reload(), fingerprint(folder)
         journal = LabelJournal(folder, fingerprint=known, dimension=model.encoder.dimension)
-        return cls(model, head=head, fingerprint=known, journal=journal, persistent=persistent, reload=reload)
+        stored = None if index == "exact" else open_run_index(folder)
+        return cls(
+            model, head=head, fingerprint=known, journal=journal, persistent=persistent, reload=reload, stored=stored
+        )
+
+    @property
+    def index(self) -> Index:
+        """What finds the best labels."""
+        return self._live.state.derived
 
     @property
     def model(self) -> Model:
@@ -158,12 +175,12 @@ class Predictor:
         return find_similar(self.model, [text], k)[0]
 
     def _search(
-        self, state: LiveState[Tensor], texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None
+        self, state: LiveState[Index], texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None
     ) -> TopK:
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
         queries_ND = state.model.query_vectors(texts, head=self.head)
-        return search(queries_ND, state.derived, min(k, len(state.model.labels.ids)), exclude=exclude)
+        return state.derived.search(queries_ND, min(k, len(state.model.labels.ids)), exclude=exclude)
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:

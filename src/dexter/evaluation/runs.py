@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,10 +101,11 @@ def evaluate_run(
     ks: Sequence[int] | None = None,
     propensity: tuple[float, float] = (0.55, 1.5),
     record: Path | None = None,
+    index: Literal["exact"] | None = None,
 ) -> Evaluation:
     """Evaluate, and write the result record (below the run folder unless another path is given)."""
     started = time.monotonic()
-    predictor = Predictor.load(run, head=head)
+    predictor = Predictor.load(run, head=head, index=index)
     report = evaluate(predictor, dataset, ks=ks, propensity=propensity)
     described = make_record(
         report,
@@ -113,7 +114,8 @@ def evaluate_run(
         encoder=type(predictor.model.encoder).__name__,
         head=predictor.head,
         k=max(report.settings["ks"]),
-        index="exact",
+        index=predictor.index.backend,
+        index_recall=predictor.index.recall,
         seed=predictor.model.facts.get("seed"),
         dtype="float32",
         device=str(predictor.model.representations_LD.device),

@@ -4,9 +4,8 @@ Scores are computed in tiles of queries x labels, and the full matrix never exis
 every 32 neighbouring columns is taken while they are in cache, the k groups with the largest maxima are picked, and
 only their columns are looked at again. That is exact, because each of the k best columns lies in one of these groups.
 
-A score and its column travel as one int64 key, the score in the upper half in an order-preserving form, the complement
-of the column in the lower half. Comparing keys compares scores and then prefers the lower column, so that equal scores
-rank the same way whatever the tiling, the number of threads or the selection algorithm.
+A score and its column travel as one int64 key (`dexter.index.keys`), so that equal scores rank the same way whatever
+the tiling, the number of threads or the selection algorithm.
 
 Shapes: N queries, L labels, D dimensions, P matrix products in a tile, B queries in a tile, C labels in a product,
 G groups in a tile, K places.
@@ -15,16 +14,23 @@ G groups in a tile, K places.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.errors import ModelError, UsageError
+from dexter.index.base import BackendName, Stamp
+from dexter.index.folder import write_index
+from dexter.index.keys import columns_of, largest, make_keys, scores_of
 from dexter.ranking import TopK
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scipy.sparse import csr_matrix
 
 GROUP = 32
@@ -38,8 +44,6 @@ CPU_KEYS = 2**15
 """Keys made at a time on a CPU: they stay in cache, and torch starts no threads for so few."""
 ACCELERATOR_KEYS = 2**22
 """Keys made at a time on other devices."""
-LOWER_HALF = 0xFFFFFFFF
-"""Mask of the bits of a key that hold the column."""
 
 
 class Tiling(NamedTuple):
@@ -73,7 +77,7 @@ def search(
         progress: show a progress bar.
     """
     queries_ND, labels_LD = torch.as_tensor(queries_ND), torch.as_tensor(labels_LD)
-    _check(queries_ND, labels_LD, k, exclude, ceiling)
+    check_arguments(queries_ND, labels_LD, k, exclude, ceiling)
     num_queries, num_labels = len(queries_ND), len(labels_LD)
     tiling = _choose_tiling(num_queries, num_labels, memory_budget)
     # A product is a contiguous block: written into part of a wider matrix it would take longer.
@@ -87,7 +91,7 @@ def search(
         for columns in _slices(0, num_labels, tiling.num_products * tiling.width):
             maxima_BG = _score(tile_queries_BD, labels_LD, columns, scores_PBC, banned, limits_B1)
             keys_BK = _select(scores_PBC, maxima_BG, k, first_column=columns.start)
-            best_BK = _largest(torch.cat([best_BK, keys_BK], dim=1), k)
+            best_BK = largest(torch.cat([best_BK, keys_BK], dim=1), k)
         _write(found, rows, best_BK.sort(dim=1, descending=True).values)
     return found
 
@@ -112,7 +116,7 @@ class _Banned(NamedTuple):
         scores_BC[rows, places] = -torch.inf
 
 
-def _check(
+def check_arguments(
     queries_ND: Tensor, labels_LD: Tensor, k: int, exclude: csr_matrix | None, ceiling: np.ndarray | None
 ) -> None:
     """Raise a UsageError for arguments that do not fit together."""
@@ -194,51 +198,60 @@ def _best_of_groups(scores_PBC: Tensor, maxima_BG: Tensor, rows: slice, k: int, 
     Groups are runs of columns and a tie goes to the lower group, so columns of equal score are found lowest first.
     """
     device = scores_PBC.device
-    groups_BK = _columns_of(_largest(_keys(maxima_BG[rows], torch.arange(maxima_BG.shape[1], device=device)), k))
+    groups_BK = columns_of(largest(make_keys(maxima_BG[rows], torch.arange(maxima_BG.shape[1], device=device)), k))
     rows_B1 = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
     groups_per_product = scores_PBC.shape[2] // GROUP
     blocks_BK = groups_BK.div(groups_per_product, rounding_mode="floor") * scores_PBC.shape[1] + rows_B1
     places = blocks_BK * groups_per_product + groups_BK % groups_per_product
     candidates = scores_PBC.view(-1, GROUP).index_select(0, places.flatten()).view(len(groups_BK), -1)
     columns = groups_BK.unsqueeze(2) * GROUP + torch.arange(first_column, first_column + GROUP, device=device)
-    return _largest(_keys(candidates, columns.flatten(1)), k)
-
-
-def _keys(scores: Tensor, columns: Tensor) -> Tensor:
-    """Int64 keys that order by score and then by lower column."""
-    # Adding zero turns -0 into 0. The bits of negative floats count downwards: flip them all but the sign.
-    bits = (scores + 0.0).view(torch.int32)
-    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
-    return bits.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(LOWER_HALF - columns)
-
-
-def _columns_of(keys: Tensor) -> Tensor:
-    """The columns in keys."""
-    return LOWER_HALF - (keys & LOWER_HALF)
-
-
-def _scores_of(keys: Tensor) -> Tensor:
-    """The scores in keys."""
-    bits = (keys >> 32).to(torch.int32)
-    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
-    return bits.view(torch.float32)
-
-
-def _largest(keys: Tensor, k: int) -> Tensor:
-    """The k largest keys of each row (all of them where there are fewer), in any order."""
-    if keys.shape[1] <= k:
-        return keys
-    if keys.device.type != "cpu":
-        return keys.topk(k, dim=1, sorted=False).values
-    # NumPy's partition is several times faster on a CPU than torch.topk; it works in place on the tensor's memory.
-    array = keys.numpy()
-    array.partition(array.shape[1] - k, axis=1)
-    return keys[:, -k:]
+    return largest(make_keys(candidates, columns.flatten(1)), k)
 
 
 def _write(found: TopK, rows: slice, keys_BK: Tensor) -> None:
     """Decode sorted keys into the result; what scored minus infinity was excluded or is padding."""
-    scores = _scores_of(keys_BK).cpu().numpy()
-    ids = _columns_of(keys_BK).cpu().numpy()
+    scores = scores_of(keys_BK).cpu().numpy()
+    ids = columns_of(keys_BK).cpu().numpy()
     found.scores[rows, : scores.shape[1]] = scores
     found.ids[rows, : ids.shape[1]] = np.where(scores == -np.inf, -1, ids)
+
+
+@dataclass(frozen=True)
+class ExactIndex:
+    """Every label is looked at, on the device the vectors are on."""
+
+    vectors_LD: Tensor
+    backend: BackendName = field(default="exact", init=False)
+    recall: float | None = field(default=1.0, init=False)
+
+    def search(
+        self,
+        queries_ND: Tensor | np.ndarray,
+        k: int,
+        *,
+        exclude: csr_matrix | None = None,
+        ceiling: np.ndarray | None = None,
+    ) -> TopK:
+        """The k best labels of each query."""
+        return search(queries_ND, self.vectors_LD, k, exclude=exclude, ceiling=ceiling)
+
+    def add(self, vectors_MD: Tensor) -> ExactIndex:
+        """The index with more labels at the end."""
+        return ExactIndex(torch.cat([self.vectors_LD, vectors_MD.to(self.vectors_LD)]))
+
+    def remove(self, positions: NDArray[np.int64]) -> ExactIndex:
+        """The index without some labels."""
+        return ExactIndex(self.vectors_LD[kept_positions(len(self.vectors_LD), positions)])
+
+    def save(self, folder: Path, *, stamp: Stamp) -> None:
+        """Write which vectors it holds; they themselves are the model's."""
+        write_index(folder, self, stamp=stamp)
+
+
+def kept_positions(num_labels: int, gone: NDArray[np.int64]) -> Tensor:
+    """All positions but some, which must be positions of labels."""
+    if len(gone) and not (gone.min() >= 0 and gone.max() < num_labels):
+        raise UsageError(f"cannot remove label {gone[(gone < 0) | (gone >= num_labels)][0]}: there are {num_labels}")
+    keep = torch.ones(num_labels, dtype=torch.bool)
+    keep[torch.from_numpy(gone)] = False
+    return keep.nonzero().squeeze(1)

@@ -1,0 +1,243 @@
+"""One suite for every backend: what each must do, beside exact search."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from tests.index.conftest import make_stamp, make_vectors
+
+from dexter.errors import ModelError, ResourceError, UsageError
+from dexter.index import BACKENDS, build, building, default_backend, load, search
+from dexter.index.base import EXACT_UP_TO, checked_backend
+from dexter.index.recall import BAR, measure_recall
+
+LABELS, QUERIES = make_vectors()
+
+
+@pytest.fixture(scope="module")
+def index(backend, shared_place):
+    """An index that tests search and derive others from, without saving it."""
+    return build(backend, LABELS, queries_ND=QUERIES, place=shared_place)
+
+
+@pytest.fixture
+def own_index(backend, place):
+    return build(backend, LABELS, queries_ND=QUERIES, place=place)
+
+
+def load_again(folder, vectors, place, stamp):
+    return load(folder, vectors, stamp=stamp, url=None if place is None else place.url)
+
+
+def assert_nearly_exact(found, queries, labels, k, *, forbidden=None, recall=0.98):
+    """Scores are true inner products, best first, ties by position; nearly all the best are there."""
+    scores = (queries @ labels.T).numpy()
+    if forbidden is not None:
+        scores[forbidden] = -np.inf
+    wanted = -np.sort(-scores, axis=1)[:, :k]
+    assert ((found.ids >= 0) == (found.scores > -np.inf)).all()
+    real = np.where(found.ids >= 0, np.take_along_axis(scores, np.maximum(found.ids, 0), axis=1), -np.inf)
+    np.testing.assert_allclose(found.scores, real, atol=1e-5)
+    there = found.ids[:, 1:] >= 0
+    assert (found.scores[:, 1:] <= found.scores[:, :-1]).all()
+    tied = (found.scores[:, 1:] == found.scores[:, :-1]) & there
+    assert (np.diff(found.ids, axis=1)[tied] > 0).all()
+    assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in found.ids)
+    assert (found.scores >= wanted[:, -1:] - 1e-5).mean() >= recall
+
+
+@pytest.mark.parametrize("k", [1, 10, 100])
+def test_finds_what_exact_search_finds(index, k):
+    found = index.search(QUERIES, k)
+    assert found.ids.shape == (len(QUERIES), k)
+    assert found.ids.dtype == np.int64
+    assert found.scores.dtype == np.float32
+    assert_nearly_exact(found, QUERIES, LABELS, k)
+
+
+def test_recall_is_measured_and_kept(index):
+    assert index.recall >= BAR
+    assert index.recall == pytest.approx(measure_recall(index, QUERIES))
+
+
+def test_more_places_than_labels(index):
+    found = index.search(QUERIES[:3], len(LABELS) + 5)
+    np.testing.assert_array_equal(np.sort(found.ids[:, :-5]), np.tile(np.arange(len(LABELS)), (3, 1)))
+    assert (found.ids[:, -5:] == -1).all()
+
+
+def test_no_query_and_one_query(index):
+    assert index.search(QUERIES[:0], 4).ids.shape == (0, 4)
+    np.testing.assert_array_equal(index.search(QUERIES[:1], 4).ids, index.search(QUERIES, 4).ids[:1])
+
+
+def test_labels_of_equal_score_come_in_order(backend, place):
+    labels = torch.cat([LABELS[:400]] * 3)
+    found = build(backend, labels, queries_ND=QUERIES, place=place).search(QUERIES, 30)
+    assert_nearly_exact(found, QUERIES, labels, 30)
+    np.testing.assert_array_equal(found.ids[:, 1] - found.ids[:, 0], 400)
+
+
+def test_excluded_pairs_make_room_for_the_next(index):
+    forbidden = np.zeros((len(QUERIES), len(LABELS)), dtype=bool)
+    best = search(QUERIES, LABELS, 300).ids
+    for row, num in enumerate(np.random.default_rng(1).integers(0, 300, len(QUERIES))):
+        forbidden[row, best[row, :num]] = True
+    forbidden[4, :-3] = True
+    forbidden[5] = True
+    found = index.search(QUERIES, 10, exclude=csr_matrix(forbidden))
+    assert_nearly_exact(found, QUERIES, LABELS, 10, forbidden=forbidden)
+    assert (found.ids[4] >= 0).sum() == 3
+    assert (found.ids[5] == -1).all()
+
+
+def test_labels_above_a_ceiling_make_room_too(index):
+    scores = (QUERIES @ LABELS.T).numpy()
+    ceiling = np.sort(scores, axis=1)[:, -20]
+    ceiling[:2] = (-np.inf, np.inf)
+    found = index.search(QUERIES, 10, ceiling=ceiling)
+    assert (found.ids[0] == -1).all()
+    forbidden = scores > ceiling[:, None]
+    assert_nearly_exact(found, QUERIES, LABELS, 10, forbidden=forbidden)
+
+
+def test_labels_come_and_go(index):
+    more = QUERIES[:5].clone()
+    larger = index.add(more)
+    found = larger.search(QUERIES, 10)
+    everything = torch.cat([LABELS, more])
+    assert_nearly_exact(found, QUERIES, everything, 10)
+    np.testing.assert_array_equal(found.ids[:5, 0], len(LABELS) + np.arange(5))
+    gone = np.array([0, 7, len(LABELS) - 1, len(LABELS) + 1])
+    smaller = larger.remove(gone)
+    kept = np.setdiff1d(np.arange(len(everything)), gone)
+    assert_nearly_exact(smaller.search(QUERIES, 10), QUERIES, everything[torch.from_numpy(kept)], 10)
+    assert_nearly_exact(index.search(QUERIES, 10), QUERIES, LABELS, 10)
+    assert len(smaller.vectors_LD) == len(LABELS) + 1
+
+
+def test_many_labels_go(index):
+    gone = np.setdiff1d(np.arange(len(LABELS)), np.arange(3, len(LABELS), 4))
+    kept = torch.arange(3, len(LABELS), 4)
+    assert_nearly_exact(index.remove(gone).search(QUERIES, 5), QUERIES, LABELS[kept], 5)
+
+
+def test_removing_what_is_not_there_is_refused(index):
+    for position in (-1, len(LABELS)):
+        with pytest.raises(UsageError, match="cannot remove"):
+            index.remove(np.array([position]))
+
+
+def test_saved_and_loaded_is_the_same(own_index, place, tmp_path):
+    stamp = make_stamp(len(LABELS))
+    own_index.save(tmp_path / "index", stamp=stamp)
+    before = own_index.search(QUERIES, 20)
+    del own_index
+    after = load_again(tmp_path / "index", LABELS, place, stamp)
+    found = after.search(QUERIES, 20)
+    np.testing.assert_array_equal(found.ids, before.ids)
+    np.testing.assert_array_equal(found.scores, before.scores)
+    assert after.recall >= BAR
+
+
+def test_changes_are_saved_too(own_index, place, tmp_path):
+    changed = (
+        own_index.add(QUERIES[:5]).remove(np.array([2, 3, len(LABELS) + 4])).add(QUERIES[5:7]).remove(np.array([0]))
+    )
+    vectors, stamp = changed.vectors_LD, make_stamp(len(changed.vectors_LD))
+    changed.save(tmp_path / "index", stamp=stamp)
+    before = changed.search(QUERIES, 15)
+    del own_index, changed
+    found = load_again(tmp_path / "index", vectors, place, stamp).search(QUERIES, 15)
+    assert_nearly_exact(found, QUERIES, vectors, 15)
+    assert (found.ids == before.ids).mean() > 0.95
+    assert found.ids.max() >= len(LABELS)
+
+
+def test_labels_changed_since_it_was_saved(own_index, place, tmp_path):
+    own_index.save(tmp_path / "index", stamp=make_stamp(len(LABELS)))
+    del own_index
+    # The first 50 are gone, the next 30 stand at the end, 20 are new.
+    order = np.concatenate([np.arange(80, len(LABELS)), np.arange(50, 80)])
+    vectors = torch.cat([LABELS[torch.from_numpy(order)], QUERIES[:20]])
+    stamp = make_stamp(len(vectors))
+    stamp.label_keys[:] = np.concatenate([order, 10**6 + np.arange(20)])
+    found = load_again(tmp_path / "index", vectors, place, stamp).search(QUERIES, 10)
+    assert_nearly_exact(found, QUERIES, vectors, 10)
+    assert (found.ids[:20, 0] == len(order) + np.arange(20)).all()
+
+
+def test_another_encoder_or_head_is_refused(own_index, place, tmp_path):
+    own_index.save(tmp_path / "index", stamp=make_stamp(len(LABELS)))
+    del own_index
+    with pytest.raises(ModelError, match=r"another encoder \(feed, the model has beef"):
+        load_again(tmp_path / "index", LABELS, place, make_stamp(len(LABELS), fingerprint="beef"))
+    with pytest.raises(ModelError, match="made for head encoder"):
+        load_again(tmp_path / "index", LABELS, place, make_stamp(len(LABELS), head="unified"))
+    with pytest.raises(ModelError, match="17 dimensions, got encoder with 16"):
+        load_again(tmp_path / "index", LABELS[:, :-1], place, make_stamp(len(LABELS)))
+
+
+def test_wrong_arguments_are_refused(index):
+    with pytest.raises(UsageError, match="1 or more"):
+        index.search(QUERIES, 0)
+    with pytest.raises(UsageError, match="one width"):
+        index.search(QUERIES[:, :5], 3)
+    with pytest.raises(UsageError, match="queries x labels"):
+        index.search(QUERIES, 3, exclude=csr_matrix((2, 2)))
+
+
+def test_one_label(backend, place):
+    index = build(backend, LABELS[:1], queries_ND=QUERIES[:2], place=place)
+    np.testing.assert_array_equal(index.search(QUERIES[:2], 2).ids, [[0, -1], [0, -1]])
+
+
+def test_an_index_that_misses_much_is_refused(backend, place, monkeypatch):
+    if backend == "exact":
+        pytest.skip("exact search misses nothing")
+    engine = building.engine_of(backend)
+    real = engine.candidates
+
+    def forgetful(self, queries, num):
+        rows = real(self, queries, num)
+        return np.where(rows % 10 == 3, -1, rows)
+
+    monkeypatch.setattr(engine, "candidates", forgetful)
+    with pytest.raises(ModelError, match=r"recall@100 is 0\.\d+ against exact search, expected 0.98 or more"):
+        build(backend, LABELS, queries_ND=QUERIES, place=place)
+
+
+def test_without_queries_recall_is_measured_on_noisy_labels():
+    pytest.importorskip("faiss")
+    assert build("pq", LABELS).recall >= BAR
+
+
+@pytest.mark.parametrize(
+    ("backend", "module", "extra"),
+    [
+        ("pq", "faiss", "ann"),
+        ("hnsw", "faiss", "ann"),
+        ("pgvector", "psycopg", "pgvector"),
+        ("qdrant", "qdrant_client", "qdrant"),
+    ],
+)
+def test_a_missing_package_names_its_extra(backend, module, extra, monkeypatch):
+    from dexter.index import Place
+
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(ResourceError, match=rf"pip install 'dexter-xmc\[{extra}\]'"):
+        building.engine_of(backend).build(LABELS.numpy(), place=Place(url="somewhere", name="dexter_test"))
+
+
+def test_databases_need_an_address():
+    for name in ("pgvector", "qdrant"):
+        with pytest.raises(UsageError, match="needs the address of a server"):
+            build(name, LABELS, queries_ND=QUERIES)
+
+
+def test_the_default_follows_from_the_number_of_labels():
+    assert default_backend(1) == default_backend(EXACT_UP_TO) == "exact"
+    assert default_backend(EXACT_UP_TO + 1) == "pq"
+    with pytest.raises(UsageError, match="'annoy': expected one of exact, pq, hnsw, pgvector, qdrant"):
+        checked_backend("annoy")
+    assert all(checked_backend(name) == name for name in BACKENDS)
