@@ -12,6 +12,7 @@ from dexter.index.base import EXACT_UP_TO, checked_backend
 from dexter.index.recall import BAR, measure_recall
 
 LABELS, QUERIES = make_vectors()
+NEW, _ = make_vectors(num_labels=7, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_excluded_pairs_make_room_for_the_next(index):
 
 def test_labels_above_a_ceiling_make_room_too(index):
     scores = (QUERIES @ LABELS.T).numpy()
-    ceiling = np.sort(scores, axis=1)[:, -20]
+    ceiling = np.sort(scores, axis=1)[:, -21:-19].mean(axis=1)
     ceiling[:2] = (-np.inf, np.inf)
     found = index.search(QUERIES, 10, ceiling=ceiling)
     assert (found.ids[0] == -1).all()
@@ -132,7 +133,6 @@ def test_saved_and_loaded_is_the_same(own_index, place, tmp_path):
     stamp = make_stamp(len(LABELS))
     own_index.save(tmp_path / "index", stamp=stamp)
     before = own_index.search(QUERIES, 20)
-    del own_index
     after = load_again(tmp_path / "index", LABELS, place, stamp)
     found = after.search(QUERIES, 20)
     np.testing.assert_array_equal(found.ids, before.ids)
@@ -141,22 +141,16 @@ def test_saved_and_loaded_is_the_same(own_index, place, tmp_path):
 
 
 def test_changes_are_saved_too(own_index, place, tmp_path):
-    changed = (
-        own_index.add(QUERIES[:5]).remove(np.array([2, 3, len(LABELS) + 4])).add(QUERIES[5:7]).remove(np.array([0]))
-    )
+    changed = own_index.add(NEW[:5]).remove(np.array([2, 3, len(LABELS) + 4])).add(NEW[5:7]).remove(np.array([0]))
     vectors, stamp = changed.vectors_LD, make_stamp(len(changed.vectors_LD))
     changed.save(tmp_path / "index", stamp=stamp)
-    before = changed.search(QUERIES, 15)
-    del own_index, changed
     found = load_again(tmp_path / "index", vectors, place, stamp).search(QUERIES, 15)
     assert_nearly_exact(found, QUERIES, vectors, 15)
-    assert (found.ids == before.ids).mean() > 0.95
     assert found.ids.max() >= len(LABELS)
 
 
 def test_labels_changed_since_it_was_saved(own_index, place, tmp_path):
     own_index.save(tmp_path / "index", stamp=make_stamp(len(LABELS)))
-    del own_index
     # The first 50 are gone, the next 30 stand at the end, 20 are new.
     order = np.concatenate([np.arange(80, len(LABELS)), np.arange(50, 80)])
     vectors = torch.cat([LABELS[torch.from_numpy(order)], QUERIES[:20]])
@@ -169,7 +163,6 @@ def test_labels_changed_since_it_was_saved(own_index, place, tmp_path):
 
 def test_another_encoder_or_head_is_refused(own_index, place, tmp_path):
     own_index.save(tmp_path / "index", stamp=make_stamp(len(LABELS)))
-    del own_index
     with pytest.raises(ModelError, match=r"another encoder \(feed, the model has beef"):
         load_again(tmp_path / "index", LABELS, place, make_stamp(len(LABELS), fingerprint="beef"))
     with pytest.raises(ModelError, match="made for head encoder"):
@@ -203,6 +196,7 @@ def test_an_index_that_misses_much_is_refused(backend, place, monkeypatch):
         return np.where(rows % 10 == 3, -1, rows)
 
     monkeypatch.setattr(engine, "candidates", forgetful)
+    monkeypatch.setattr(building, "DEPTHS", (4, 8))
     with pytest.raises(ModelError, match=r"recall@100 is 0\.\d+ against exact search, expected 0.98 or more"):
         build(backend, LABELS, queries_ND=QUERIES, place=place)
 

@@ -23,6 +23,7 @@ from dexter.index.base import BackendName, Engine, Stamp, StoringEngine
 from dexter.index.exact import check_arguments, kept_positions, search
 from dexter.index.folder import write_index
 from dexter.index.keys import columns_of, largest, make_keys, scores_of
+from dexter.index.recall import check_recall, measure_recall, noisy_sample
 from dexter.index.rescoring import score_candidates
 from dexter.ranking import TopK
 
@@ -107,14 +108,19 @@ class ApproximateIndex:
         return replace(self, vectors_LD=self.vectors_LD[keep], rows_L=self.rows_L[keep.numpy()], gone=gone)
 
     def save(self, folder: Path, *, stamp: Stamp) -> None:
-        """Write it as a folder, after the engine has taken in the labels that were added and removed."""
-        whole = self._settled()
+        """Write it as a folder, after the engine has taken in the labels that were added and removed.
+
+        Recall is then measured anew, beside some of the labels.
+        """
+        whole = self
+        if len(self.gone) or len(self._strangers):
+            whole = self._settled()
+            whole = replace(whole, recall=measure_recall(whole, noisy_sample(self.vectors_LD)))
+            check_recall(whole)
         write_index(folder, whole, stamp=stamp, depth=whole.depth, rows=whole.rows_L, write_engine=whole.engine.write)
 
     def _settled(self) -> ApproximateIndex:
         """The same labels, all of them known to the engine."""
-        if not len(self.gone) and not len(self._strangers):
-            return self
         vectors_LD = self.vectors_LD.numpy()
         if not isinstance(self.engine, StoringEngine):
             engine = type(self.engine).build(vectors_LD)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,11 @@ from dexter.index.approximate import ApproximateIndex
 from dexter.index.base import BackendName, Engine, Index, Place, Stamp, checked_backend
 from dexter.index.exact import ExactIndex, search
 from dexter.index.folder import StoredIndex, damaged, read_index
-from dexter.index.recall import BAR, RECALL_AT, TARGET, measure_recall
+from dexter.index.recall import RECALL_AT, TARGET, check_recall, measure_recall, noisy_sample, sample
 
 log = logging.getLogger("dexter")
 DEPTHS = (4, 8, 16, 32)
 """Candidates per label asked for: the fewest that reach the wanted recall are taken."""
-MOST_SAMPLED = 512
-"""Queries that recall is measured on."""
 
 
 def build(
@@ -46,7 +43,7 @@ def build(
     if backend == "exact":
         return ExactIndex(vectors_LD)
     vectors_LD = vectors_LD.detach().to("cpu", torch.float32).contiguous()
-    sample_ND = _sample(vectors_LD if queries_ND is None else torch.as_tensor(queries_ND), noisy=queries_ND is None)
+    sample_ND = noisy_sample(vectors_LD) if queries_ND is None else sample(torch.as_tensor(queries_ND))
     started = time.perf_counter()
     engine = engine_of(backend).build(vectors_LD.numpy(), place=place)
     seconds = time.perf_counter() - started
@@ -56,11 +53,7 @@ def build(
         "index %s: %s labels, built in %.1f s, recall@%d %.4f on %d queries with %d candidates per label",
         *(backend, f"{len(vectors_LD):,}", seconds, RECALL_AT, index.recall, len(sample_ND), index.depth),
     )
-    if index.recall < BAR:
-        raise ModelError(
-            f"index {backend}: recall@{RECALL_AT} is {index.recall:.4f} against exact search, expected {BAR} or more: "
-            "choose another backend; `exact` always finds everything"
-        )
+    check_recall(index)
     return index
 
 
@@ -149,17 +142,6 @@ def _deep_enough(backend: BackendName, engine: Engine, vectors_LD: Tensor, sampl
     return ApproximateIndex(
         backend=backend, engine=engine, vectors_LD=vectors_LD, rows_L=rows_L, depth=depth, recall=recall
     )
-
-
-def _sample(vectors_ND: Tensor, *, noisy: bool) -> Tensor:
-    """Some of the vectors, evenly spread; with noise of a third of their length if asked for."""
-    step = max(1, len(vectors_ND) // MOST_SAMPLED)
-    sample_ND = vectors_ND[::step][:MOST_SAMPLED].to("cpu", torch.float32)
-    if not noisy:
-        return sample_ND
-    noise_ND = torch.randn(sample_ND.shape, generator=torch.Generator().manual_seed(0))
-    lengths_N1: Tensor = torch.linalg.vector_norm(sample_ND, dim=1, keepdim=True)
-    return sample_ND + noise_ND * lengths_N1 / (3 * math.sqrt(sample_ND.shape[1]))
 
 
 def _backend_of(folder: Path, stored: StoredIndex) -> BackendName:

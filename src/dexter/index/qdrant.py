@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from dexter.index.places import checked_place, read_words
 
 _MOST_CANDIDATES = 10_000
 _POINTS_AT_ONCE, _QUERIES_AT_ONCE = 1_000, 64
+_LOCAL_CLIENTS: WeakValueDictionary[str, Any] = WeakValueDictionary()
+"""The open folders of local mode, which can be opened once only."""
 
 
 class QdrantEngine:
@@ -70,7 +73,8 @@ class QdrantEngine:
         """The rows that Qdrant finds."""
         models = _models()
         rows_NW = np.full((len(queries_ND), num_candidates), -1, dtype=np.int64)
-        parameters = models.SearchParams(hnsw_ef=num_candidates)
+        # Local mode has no graph, and warns where it is given parameters for one.
+        parameters = None if self._place.url in _LOCAL_CLIENTS else models.SearchParams(hnsw_ef=num_candidates)
         for start in range(0, len(queries_ND), _QUERIES_AT_ONCE):
             requests = [
                 models.QueryRequest(query=query.tolist(), limit=num_candidates, params=parameters)
@@ -103,10 +107,12 @@ class QdrantEngine:
         place = checked_place(place, backend="qdrant", example="http://host:6333 (or a folder)")
         library = require("qdrant_client", extra="qdrant", purpose="an index in Qdrant")
         with _client_errors(place):
+            client = _LOCAL_CLIENTS.get(place.url)
             if "://" in place.url:
                 client = library.QdrantClient(url=place.url, api_key=os.environ.get("QDRANT_API_KEY"))
-            else:
+            elif client is None:
                 client = library.QdrantClient(path=place.url, force_disable_check_same_thread=True)
+                _LOCAL_CLIENTS[place.url] = client
         return cls(client, place, next_row=next_row)
 
     def _insert(self, rows: NDArray[np.int64], vectors_MD: NDArray[np.float32]) -> None:
