@@ -13,7 +13,19 @@ from dexter import config
 
 SOURCE = Path(config.__file__).parent
 PARTS = ("data", "batches", "encoders", "losses", "index", "metrics")
-DRIVERS = ("training", "evaluation", "predictor", "model", "serving", "cli", "cli_labels", "demo", "streams", "live")
+DRIVERS = (
+    "training",
+    "evaluation",
+    "predictor",
+    "model",
+    "indexing",
+    "serving",
+    "cli",
+    "cli_labels",
+    "demo",
+    "streams",
+    "live",
+)
 FORBIDDEN = ("pickle", "joblib", "marshal", "shelve")
 
 

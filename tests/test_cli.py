@@ -4,6 +4,7 @@ import gzip
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_version_and_help(run):
     assert run("--version") == (0, f"dexter {dexter.__version__}\n", "")
     code, out, _ = run("--help")
     assert code == 0
-    verbs = ["demo", "train", "evaluate", "predict", "compare", "data", "labels"]
+    verbs = ["demo", "train", "evaluate", "predict", "index", "compare", "data", "labels"]
     assert [verb for verb in verbs if f"\n  {verb} " in out] == verbs
     assert "Exit codes" in out
 
@@ -489,3 +490,26 @@ def test_exit_codes_are_those_of_the_errors():
     for code in (0, 1, 2, 3, 4, 5, 6, 130, 143):
         assert f"{code} " in cli.EXIT_CODES
     assert issubclass(DataError, ValueError)
+
+
+def test_an_index_is_made_used_and_refused_when_damaged(run, trained, data, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    code, out, err = run("index", folder)
+    assert code == 0, err
+    assert "exact over 37 labels (by their number), recall@100 1.0000" in out
+    assert "index exact: the default for 37 labels" in err
+    code, out, _ = run("predict", folder, "violin copper", "-k", "1")
+    assert code == 0
+    assert run("predict", folder, "violin copper", "-k", "1", "--index", "exact")[1] == out
+    (folder / "index" / "index.json").write_text("{}")
+    line = error_line(run("predict", folder, "violin copper"), 4)
+    assert "index.json: differs from its manifest" in line
+    assert run("predict", folder, "violin copper", "-k", "1", "--index", "exact")[1] == out
+
+
+def test_wrong_index_options_are_refused(run, trained, tmp_path):
+    assert "expected one of exact, pq" in error_line(run("index", trained, "--backend", "annoy"), 2)
+    assert "needs the address of a server" in error_line(run("index", trained, "--backend", "qdrant"), 2)
+    assert "--index 'pq': expected exact" in error_line(run("predict", trained, "x", "--index", "pq"), 2)
+    assert not (trained / "index").exists()

@@ -83,7 +83,17 @@ def test_links_lead_somewhere(document):
 
 def test_every_verb_and_exit_code_is_documented():
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    verbs = ["demo", "data    build", "data    check", "data    convert", "train", "evaluate", "predict", "compare"]
+    verbs = [
+        "demo",
+        "data    build",
+        "data    check",
+        "data    convert",
+        "train",
+        "evaluate",
+        "predict",
+        "compare",
+        "index",
+    ]
     verbs += [f"labels  {verb}" for verb in ("add", "remove", "rename", "list", "search", "compact")]
     verbs += ["serve"]
     assert not [verb for verb in verbs if f"\ndexter {verb} " not in text]

@@ -119,8 +119,9 @@ def index_labels(model: Model, *, head: HeadName, stored: RunIndex | None) -> In
 
 
 def index_folder(folder: Path) -> Path:
-    """Where the index of a published model is."""
-    return folder.parent / "index"
+    """Where the index of a published model is: run/index for run/model, NAME-index for a model folder on its own."""
+    place = folder.resolve()
+    return place.with_name("index" if place.name == "model" else f"{place.name}-index")
 
 
 def describe(report: IndexReport) -> str:

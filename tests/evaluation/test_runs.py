@@ -105,7 +105,7 @@ def test_the_record_tells_all(trained, world, tmp_path):
     assert record["settings"]["propensity"] == {"a": 0.55, "b": 1.5, "num_train": 400}
     assert record["model"]["sha256"] == Predictor.load(trained).fingerprint
     assert (record["model"]["seed"], record["model"]["head"]) == (0, "encoder")
-    assert record["search"] == {"k": 10, "index": "exact", "recall": None}
+    assert record["search"] == {"k": 10, "index": "exact", "recall": 1.0}
     assert record["environment"]["packages"]["torch"] and record["command"] and record["wall_seconds"] > 0
     assert set(record["by_frequency"]) == {"head", "torso", "tail", "unseen"}
     assert record["intervals"]["P@1"]["low"] <= record["metrics"]["P@1"] <= record["intervals"]["P@1"]["high"]
