@@ -156,7 +156,7 @@ class LossConfig:
     temperature: float = 0.05
     """Scores are dot products divided by this."""
     reduction: Literal["pal-n", "pal"] = "pal-n"
-    """softmax and psl: mean or sum over the positives of a query."""
+    """softmax, decoupled_softmax and psl: mean (recall) or sum (precision) over the positives of a query."""
     balance: float = 0.5
     """psl: weight of query-to-label against label-to-query."""
     k: int = 5

@@ -72,7 +72,13 @@ def softmax(
 
 
 def decoupled_softmax(
-    case: Case, q: Tensor, y: Tensor, *, temperature: float = 0.05, negative_offsets: Tensor | None = None
+    case: Case,
+    q: Tensor,
+    y: Tensor,
+    *,
+    temperature: float = 0.05,
+    reduction: str = "pal-n",
+    negative_offsets: Tensor | None = None,
 ) -> Tensor:
     wanted, ignored = case.kinds()
     offsets = [0.0] * len(y) if negative_offsets is None else negative_offsets.tolist()
@@ -85,7 +91,7 @@ def decoupled_softmax(
             total = q.new_zeros(()) + 0.0 * s[0]
             for p, w in wanted[i].items():
                 total = total - w * (s[p] - _lse([s[p], *negatives]))
-            losses.append(total / len(wanted[i]))
+            losses.append(total / (len(wanted[i]) if reduction == "pal-n" else 1))
     return _mean(losses, q, y)
 
 

@@ -64,7 +64,7 @@ class TestEdgeRows:
 
 
 @pytest.mark.parametrize("reduction", ["pal-n", "pal"])
-@pytest.mark.parametrize("name", ["softmax", "psl"])
+@pytest.mark.parametrize("name", ["softmax", "decoupled_softmax", "psl"])
 def test_reductions(name, reduction, error_log):
     positives = random_pairs(7, 53, 30, weighted=True)
     assert_agrees(name, make_case(7, 53, 11, positives=positives, settings={"reduction": reduction}), log=error_log)

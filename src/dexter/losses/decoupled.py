@@ -10,7 +10,7 @@ from dexter.batches.batch import Positives
 from dexter.losses.differentiable import differentiable
 from dexter.losses.logsumexp import LogSumExp
 from dexter.losses.settings import Streaming
-from dexter.losses.softmax import check_temperature
+from dexter.losses.softmax import Reduction, check_reduction, check_temperature, positive_weights
 from dexter.losses.streaming import Block, Gradients, Problem
 
 
@@ -20,6 +20,7 @@ def decoupled_softmax(
     positives: Positives,
     *,
     temperature: float = 0.05,
+    reduction: Reduction = "pal-n",
     ignore: Positives | None = None,
     negative_offsets: Tensor | None = None,
     streaming: Streaming | None = None,
@@ -42,6 +43,8 @@ def decoupled_softmax(
         labels_LD: Label embeddings of the pool (of this rank's part of it).
         positives: Relevant pairs; weights, if any, multiply each pair's term.
         temperature: Divides the products.
+        reduction: `pal-n` divides by |P_i| and ranks labels for recall; `pal` does not, so that every pair counts alike:
+            labels are then ranked for precision.
         ignore: Pairs that are neither positive nor negative.
         negative_offsets: One number per label that is added to its score where it is a negative. With minus the log of
             the chance that the label is in the pool, neg_i estimates the sum over all labels without bias.
@@ -51,6 +54,7 @@ def decoupled_softmax(
         A scalar, differentiable by both embeddings.
     """
     check_temperature(temperature)
+    check_reduction(reduction)
     settings = streaming or Streaming()
 
     def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
@@ -67,17 +71,17 @@ def decoupled_softmax(
         )
         total = torch.zeros((), device=labels.device)
         for block in problem.blocks():
-            total += _solve_block(block, scale=1.0 / problem.averaged_over)
+            total += _solve_block(block, reduction, scale=1.0 / problem.averaged_over)
         return total
 
     return differentiable(solve, queries_BD, labels_LD, positives, ignore=ignore)
 
 
-def _solve_block(block: Block, *, scale: float) -> Tensor:
+def _solve_block(block: Block, reduction: Reduction, *, scale: float) -> Tensor:
     """`scale` times the sum of a block's losses."""
     pairs = block.pairs
     negatives = LogSumExp(block)
-    share = scale * pairs.weights / block.counts_b[pairs.rows]
+    share = scale * positive_weights(block, reduction)
     excess = negatives.value_b[pairs.rows] - pairs.scores
     pull = share * torch.sigmoid(excess)
     row_loss, row_weight = block.sums_by_row(share * softplus(excess), pull).unbind()

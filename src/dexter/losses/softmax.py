@@ -86,9 +86,7 @@ def _solve_block(block: Block, *, reduction: Reduction, scale: float) -> Tensor:
     """`scale` times the sum of a block's losses."""
     pairs = block.pairs
     normaliser = LogSumExp(block)
-    share = scale * pairs.weights
-    if reduction == "pal-n":
-        share = share / block.counts_b[pairs.rows]
+    share = scale * positive_weights(block, reduction)
     losses = share * (normaliser.value_b[pairs.rows] - pairs.scores)
     row_loss, row_weight = block.sums_by_row(losses, share).unbind()
     if block.wants_gradients:
@@ -97,6 +95,12 @@ def _solve_block(block: Block, *, reduction: Reduction, scale: float) -> Tensor:
             block.push(tile)
         block.push_pairs(-share)
     return row_loss.sum()
+
+
+def positive_weights(block: Block, reduction: Reduction) -> Tensor:
+    """What each positive of a block counts."""
+    weights = block.pairs.weights
+    return weights / block.counts_b[block.pairs.rows] if reduction == "pal-n" else weights
 
 
 def check_temperature(temperature: float) -> None:

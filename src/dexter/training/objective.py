@@ -83,7 +83,7 @@ class Objective(nn.Module):
         if config.name == "triplet":
             return {"margin": config.margin, "num_negatives": config.num_negatives}
         settings: dict[str, Any] = {"temperature": config.temperature}
-        if config.name in ("softmax", "psl"):
+        if config.name in ("softmax", "psl", "decoupled_softmax"):
             settings["reduction"] = config.reduction
         if config.name == "psl":
             settings["balance"] = config.balance
