@@ -80,8 +80,9 @@ class BatchConfig:
     """Queries per step; 0: chosen from the data. Clustered batches are N / 2^depth queries, at most this many."""
     order: Literal["shuffled", "clustered"] = "shuffled"
     """Random batches, or batches of similar queries (balanced clusters of their embeddings)."""
-    pool: Literal["all", "in-batch", "sampled"] = "all"
-    """Labels of a step: every label; the positives of the batch's queries; or drawn positives and hard negatives."""
+    pool: Literal["auto", "all", "in-batch", "sampled"] = "all"
+    """Labels of a step: every label; the positives of the batch's queries; or drawn positives and hard negatives.
+    `auto`: every label while they are few, else the batch's positives and random labels, corrected for the choice."""
     positives: int = 0
     """Positives drawn per query and step (beta); 0: all of them. With pool = "all" the others are left out of its loss,
     in the other pools they are positives if another query brought them."""

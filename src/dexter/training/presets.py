@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import replace
 
-from dexter.config import Config
+from dexter.config import BatchConfig, Config
 from dexter.data import Dataset
 from dexter.errors import UsageError
 
@@ -15,6 +15,8 @@ _TRANSFORMER_RATE = 5e-5
 _TRANSFORMER_REFERENCE_BATCH = 512
 _WEIGHTS_PER_STATIC_RATE = 10.0
 _STATIC_TOKENS = 1_000_000
+_FEW_LABELS = 8_192
+_RANDOM_LABELS = 3_072
 _TRANSFORMER_TOKENS = {"cpu": 1_024, "cuda": 16_384, "mps": 4_096}
 
 
@@ -29,7 +31,7 @@ def resolve_presets(config: Config, dataset: Dataset) -> Config:
     tokens = _STATIC_TOKENS if static else _TRANSFORMER_TOKENS.get(device.split(":")[0], 4_096)
     return replace(
         config,
-        batch=replace(config.batch, size=batch_size),
+        batch=replace(_with_pool(config, dataset.num_labels), size=batch_size),
         train=replace(
             config.train,
             device=device,
@@ -51,6 +53,19 @@ def describe(config: Config, *, num_steps: int) -> str:
         f"{train.epochs} epochs of {num_steps:,} steps x {config.batch.size} queries, "
         f"learning rate {train.learning_rate:.2g}, {train.tokens_per_micro_batch:,} tokens per micro-batch, "
         f"{train.device}, {train.threads} threads"
+    )
+
+
+def _with_pool(config: Config, num_labels: int) -> BatchConfig:
+    """The batch settings with the pool decided; a corrected sample costs a fraction of all labels and ranks as well."""
+    batch = config.batch
+    if batch.pool != "auto":
+        return batch
+    if num_labels <= _FEW_LABELS:
+        return replace(batch, pool="all")
+    corrected = config.loss.name == "decoupled_softmax" and not batch.hard_negatives
+    return replace(
+        batch, pool="in-batch", random_labels=batch.random_labels or _RANDOM_LABELS, correct_pool=corrected
     )
 
 

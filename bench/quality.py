@@ -1,9 +1,11 @@
-"""Quality and cost on stackexchange4: our recipes beside omikuji and TF-IDF nearest neighbours, in one run.
+"""Quality and cost on a data set: our recipes beside omikuji and TF-IDF nearest neighbours, in one run.
 
     python -m venv /tmp/omikuji && /tmp/omikuji/bin/pip install omikuji
-    python bench/stackexchange.py --threads 1 --omikuji /tmp/omikuji/bin/python
+    python bench/quality.py stackexchange4 --recipes dexter dexml --threads 1 --omikuji /tmp/omikuji/bin/python
+    python bench/quality.py debian-related --recipes dexml dexml-hnm supconde unidec --set train.epochs=8
 
-omikuji (Parabel: 3 trees, its default settings, beam 10) gets unigram TF-IDF vectors and runs in an interpreter of its
+A recipe has a row for each of its heads without memory, and one as it predicts by itself: head, memory and dial as
+chosen on validation. omikuji (Parabel: 3 trees, its default settings, beam 10) gets unigram TF-IDF vectors and runs in an interpreter of its
 own; without one its row is left out. Ours train as their recipes say, on the static encoder. *train* is everything from
 texts to a model (TF-IDF vectors and tokens included), *predict* everything from test texts to 100 labels each. CPU
 seconds hold on a machine that is not quiet, wall seconds do not.
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,13 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 import shared_data
+from dexter.config import parse_overrides
 from dexter.data import Dataset, Split
 from dexter.evaluation.baselines import TfidfNeighbours
 from dexter.metrics import score
 from dexter.predictor import Predictor
 from dexter.training import train
 
-DATA = "stackexchange4"
 NUM_PLACES = 100
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100")
 OMIKUJI = """
@@ -79,18 +81,30 @@ class Row:
     """One method: its best labels of every test query, and what they cost."""
 
     top_ids: NDArray[np.int64]
-    train: Time
     predict: Time
+    train: Time
 
 
-def run_recipe(dataset: Dataset, test: Split, recipe: str, *, threads: int) -> Row:
-    """A recipe as it stands, trained and asked."""
+def run_recipe(
+    dataset: Dataset, test: Split, recipe: str, *, threads: int, settings: Mapping[str, Any]
+) -> Iterator[tuple[str, Row]]:
+    """A recipe trained once and asked in each of its ways."""
+    overrides = {"train.threads": threads, **settings}
     with tempfile.TemporaryDirectory() as folder:
         start = Time.now()
-        finished = train(dataset, recipe=recipe, out=Path(folder) / "run", overrides={"train.threads": threads})
-        trained = Time.now()
-        top_ids = Predictor.load(finished.path).top(test.texts, NUM_PLACES).ids
-        return Row(top_ids, trained - start, Time.now() - trained)
+        finished = train(dataset, recipe=recipe, out=Path(folder) / "run", overrides=overrides)
+        trained = Time.now() - start
+        chosen = Predictor.load(finished.path)
+        for head in chosen.model.heads:
+            plain = Predictor(chosen.model, head=head, memory=False, dial=chosen.model.default_dial)
+            yield f"{recipe} {head}", Row(*ask(plain, test), train=trained)
+        yield recipe, Row(*ask(chosen, test), train=trained)
+
+
+def ask(predictor: Predictor, test: Split) -> tuple[NDArray[np.int64], Time]:
+    """The best labels of the test queries, and the time to find them."""
+    start = Time.now()
+    return predictor.top(test.texts, NUM_PLACES).ids, Time.now() - start
 
 
 def run_neighbours(dataset: Dataset, test: Split) -> Row:
@@ -99,7 +113,7 @@ def run_neighbours(dataset: Dataset, test: Split) -> Row:
     model = TfidfNeighbours.fit(dataset.train.texts, dataset.train.relevance)
     trained = Time.now()
     top_ids = model.predict(test.texts, NUM_PLACES).ids
-    return Row(top_ids, trained - start, Time.now() - trained)
+    return Row(top_ids, predict=Time.now() - trained, train=trained - start)
 
 
 def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int) -> Row | None:
@@ -124,7 +138,7 @@ def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int
     for row, labels in enumerate(told["predicted"]):
         top_ids[row, : len(labels)] = labels
     # Vectors of train and test are made in one go; the training row carries them.
-    return Row(top_ids, trained - begun + vectorized, ended - trained)
+    return Row(top_ids, predict=ended - trained, train=trained - begun + vectorized)
 
 
 def tfidf(train_texts: Sequence[str], test_texts: Sequence[str]) -> tuple[csr_matrix, csr_matrix]:
@@ -157,7 +171,7 @@ def print_row(name: str, row: Row, dataset: Dataset, test: Split) -> None:
     metrics = score(row.top_ids, test.relevance, dataset.train.relevance, ks=(1, 3, 5, 10, 100))
     per_query = 1e3 / len(test)
     print(
-        f"{name:16s}"
+        f"{name:26s}"
         + "".join(f"{metrics[column]:8.2f}" for column in COLUMNS)
         + f"{row.train.cpu:11.1f}{row.train.wall:8.1f}{row.predict.cpu * per_query:14.2f}",
         flush=True,
@@ -166,22 +180,25 @@ def print_row(name: str, row: Row, dataset: Dataset, test: Split) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="?", default="stackexchange4", help="the data set's name")
     parser.add_argument("--recipes", nargs="*", default=["dexter", "dexml"])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every recipe")
     parser.add_argument("--omikuji", default=sys.executable, metavar="PYTHON", help="an interpreter that has omikuji")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
-    dataset = shared_data.load(DATA)
+    settings = parse_overrides(arguments.set)
+    dataset = shared_data.load(arguments.data)
     test = dataset.test
     assert test is not None
     print(
-        f"{DATA}: {len(dataset.train):,} training and {len(test):,} test queries, {dataset.num_labels:,} labels, "
+        f"{arguments.data}: {len(dataset.train):,} training and {len(test):,} test queries, {dataset.num_labels:,} labels, "
         f"{arguments.threads} threads"
     )
-    print(f"{'':16s}{''.join(f'{c:>8s}' for c in COLUMNS)}{'train CPU':>11s}{'wall s':>8s}{'CPU ms/query':>14s}")
+    print(f"{'':26s}{''.join(f'{c:>8s}' for c in COLUMNS)}{'train CPU':>11s}{'wall s':>8s}{'CPU ms/query':>14s}")
     for recipe in arguments.recipes:
-        row = run_recipe(dataset, test, recipe, threads=arguments.threads)
-        print_row(f"dexter {recipe}" if recipe != "dexter" else recipe, row, dataset, test)
+        for name, row in run_recipe(dataset, test, recipe, threads=arguments.threads, settings=settings):
+            print_row(name, row, dataset, test)
     peer = run_omikuji(dataset, test, arguments.omikuji, threads=arguments.threads)
     if peer is not None:
         print_row("omikuji", peer, dataset, test)
