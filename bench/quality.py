@@ -5,10 +5,10 @@
     python bench/quality.py debian-related --recipes dexml dexml-hnm supconde unidec --set train.epochs=8
 
 A recipe has a row for each of its heads without memory, and one as it predicts by itself: head, memory and dial as
-chosen on validation. omikuji (Parabel: 3 trees, its default settings, beam 10) gets unigram TF-IDF vectors and runs in an interpreter of its
-own; without one its row is left out. Ours train as their recipes say, on the static encoder. *train* is everything from
-texts to a model (TF-IDF vectors and tokens included), *predict* everything from test texts to 100 labels each. CPU
-seconds hold on a machine that is not quiet, wall seconds do not.
+chosen on validation. omikuji (Parabel: 3 trees, its default settings, beam 10) gets unigram TF-IDF vectors and runs in
+an interpreter of its own; without one its row is left out. *train* is everything from texts to a model (TF-IDF vectors
+and tokens included), *predict* everything from test texts to 100 labels each. CPU seconds hold on a machine that is not
+quiet, wall seconds do not.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def main() -> None:
     test = dataset.test
     assert test is not None
     print(
-        f"{arguments.data}: {len(dataset.train):,} training and {len(test):,} test queries, {dataset.num_labels:,} labels, "
-        f"{arguments.threads} threads"
+        f"{arguments.data}: {len(dataset.train):,} training and {len(test):,} test queries, "
+        f"{dataset.num_labels:,} labels, {arguments.threads} threads"
     )
     print(f"{'':26s}{''.join(f'{c:>8s}' for c in COLUMNS)}{'train CPU':>11s}{'wall s':>8s}{'CPU ms/query':>14s}")
     for recipe in arguments.recipes:

@@ -95,7 +95,7 @@ def test_the_whole_flow(run, data, tmp_path):
     assert "\r" not in said, "a progress bar is for terminals only"
     code, shown, _ = run("evaluate", out, data)
     assert code == 0 and "P@1" in shown and "PSP@5" in shown and "Percent." in shown
-    assert (out / "results" / "world-test-encoder.json").exists()
+    assert (out / "results" / "world-test-unified.json").exists()
     code, shown, said = run("--quiet", "predict", out, "river stone", "-k", 3)
     assert (code, said) == (0, "")
     assert shown.splitlines()[0] == "river stone" and len(shown.splitlines()) == 4
@@ -168,7 +168,6 @@ def test_bad_lines_may_be_skipped(run, bad_folder):
         (["predict", "RUN", "text", "-k", "0"], "k must be 1 or more"),
         (["predict", "RUN", "text", "--format", "xml"], "expected one of text, jsonl, tsv"),
         (["predict", "RUN", "text", "--head", "tail"], "expected one of encoder"),
-        (["predict", "RUN", "text", "--head", "unified"], "has no head 'unified'"),
         (["predict", "RUN", "text", "--input", "q.txt"], "not both"),
         (["evaluate", "RUN", "DATA", "--propensity", "mine"], "expected one of"),
         (["evaluate", "RUN", "DATA", "-k", "0"], "0"),

@@ -239,8 +239,8 @@ class ValidationConfig:
     """Share of the training queries held out; 0: none, the last model is kept."""
     maximum: int = 5_000
     """At most this many queries are held out."""
-    metric: str = "P@1"
-    """What the best model has most of."""
+    metric: str = "auto"
+    """What the best model has most of, such as P@1; `auto`: nDCG@5, which looks at more places and so varies less."""
     every_epochs: float = 1.0
     """Epochs between validations."""
     patience: int = 0
@@ -253,8 +253,12 @@ class ValidationConfig:
 
     def __post_init__(self) -> None:
         _require(0.0 <= self.fraction < 1.0, "validation.fraction", "at least 0 and below 1")
-        named = _METRIC.fullmatch(self.metric) is not None
-        _require(named, f"validation.metric {self.metric!r}", "P, R, nDCG, PSP, PSnDCG or MRR at a number, such as P@1")
+        named = self.metric == "auto" or _METRIC.fullmatch(self.metric) is not None
+        _require(
+            named,
+            f"validation.metric {self.metric!r}",
+            "auto, or P, R, nDCG, PSP, PSnDCG or MRR with a number, such as P@1",
+        )
         _require(self.every_epochs > 0, "validation.every_epochs", "above 0")
 
 

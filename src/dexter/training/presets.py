@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import replace
 
-from dexter.config import BatchConfig, Config
+from dexter.config import BatchConfig, Config, ValidationConfig
 from dexter.data import Dataset
 from dexter.errors import UsageError
 
@@ -15,6 +15,7 @@ _TRANSFORMER_RATE = 5e-5
 _TRANSFORMER_REFERENCE_BATCH = 512
 _WEIGHTS_PER_STATIC_RATE = 10.0
 _STATIC_TOKENS = 1_000_000
+_PLACES = 5
 _FEW_LABELS = 8_192
 _RANDOM_LABELS = 3_072
 _TRANSFORMER_TOKENS = {"cpu": 1_024, "cuda": 16_384, "mps": 4_096}
@@ -22,8 +23,7 @@ _TRANSFORMER_TOKENS = {"cpu": 1_024, "cuda": 16_384, "mps": 4_096}
 
 def resolve_presets(config: Config, dataset: Dataset) -> Config:
     """The same configuration with every open value decided, and what the data cannot serve refused."""
-    if config.validation.cut_off > dataset.num_labels:
-        raise UsageError(f"validation.metric {config.validation.metric} needs more labels than {dataset.num_labels}")
+    metric = _metric(config.validation, dataset.num_labels)
     device = _device(config.train.device)
     static = config.encoder.kind == "static"
     batch_size = config.batch.size or _batch_size(len(dataset.train), static=static)
@@ -31,6 +31,7 @@ def resolve_presets(config: Config, dataset: Dataset) -> Config:
     tokens = _STATIC_TOKENS if static else _TRANSFORMER_TOKENS.get(device.split(":")[0], 4_096)
     return replace(
         config,
+        validation=replace(config.validation, metric=metric),
         batch=replace(_with_pool(config, dataset.num_labels), size=batch_size),
         train=replace(
             config.train,
@@ -56,6 +57,15 @@ def describe(config: Config, *, num_steps: int) -> str:
     )
 
 
+def _metric(validation: ValidationConfig, num_labels: int) -> str:
+    """The metric that decides which model is best."""
+    if validation.metric == "auto":
+        return f"nDCG@{min(_PLACES, num_labels)}"
+    if validation.cut_off > num_labels:
+        raise UsageError(f"validation.metric {validation.metric} needs more labels than {num_labels}")
+    return validation.metric
+
+
 def _with_pool(config: Config, num_labels: int) -> BatchConfig:
     """The batch settings with the pool decided; a corrected sample costs a fraction of all labels and ranks as well."""
     batch = config.batch
@@ -64,9 +74,7 @@ def _with_pool(config: Config, num_labels: int) -> BatchConfig:
     if num_labels <= _FEW_LABELS:
         return replace(batch, pool="all")
     corrected = config.loss.name == "decoupled_softmax" and not batch.hard_negatives
-    return replace(
-        batch, pool="in-batch", random_labels=batch.random_labels or _RANDOM_LABELS, correct_pool=corrected
-    )
+    return replace(batch, pool="in-batch", random_labels=batch.random_labels or _RANDOM_LABELS, correct_pool=corrected)
 
 
 def _batch_size(num_queries: int, *, static: bool) -> int:
