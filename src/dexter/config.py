@@ -22,7 +22,7 @@ from dexter.errors import UsageError
 
 _METRIC = re.compile(r"(P|R|nDCG|PSP|PSnDCG|MRR)@[1-9][0-9]*")
 
-_CORRECTED = ("decoupled_softmax", "softmax", "psl")
+CORRECTED_LOSSES = ("decoupled_softmax", "softmax", "psl")
 """The losses that can correct negatives' scores."""
 
 
@@ -287,10 +287,9 @@ class Config:
         # The chance of being in the pool is known where batches are random and nothing else brings labels.
         added = self.batch.hard_negatives + self.batch.classifier_positives
         known = self.batch.order == "shuffled" and added == 0
-        possible = not self.batch.correct_pool or (self.loss.name in _CORRECTED and known)
-        what = (
-            f"false unless the loss is {', '.join(_CORRECTED)}, batches are shuffled and no labels are added to a pool"
-        )
+        possible = not self.batch.correct_pool or (self.loss.name in CORRECTED_LOSSES and known)
+        names = ", ".join(CORRECTED_LOSSES)
+        what = f"false unless the loss is {names}, batches are shuffled and no labels are added to a pool"
         _require(possible, "batch.correct_pool", what)
 
 

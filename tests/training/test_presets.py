@@ -35,7 +35,7 @@ def test_many_labels_are_sampled_and_corrected():
 
 
 def test_a_loss_without_correction_gets_none():
-    config = load_config("dexter", {"loss.name": "psl"})
+    config = load_config("dexter", {"loss.name": "bce"})
     batch = resolve_presets(config, with_labels(8_193)).batch
     assert batch.pool == "in-batch" and not batch.correct_pool
 

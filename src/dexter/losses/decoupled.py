@@ -43,7 +43,7 @@ def decoupled_softmax(
         labels_LD: Label embeddings of the pool (of this rank's part of it).
         positives: Relevant pairs; weights, if any, multiply each pair's term.
         temperature: Divides the products.
-        reduction: `pal-n` divides by |P_i|, which ranks labels for recall; `pal` does not, which ranks them for precision.
+        reduction: `pal-n` divides by |P_i|, which ranks for recall; `pal` does not, which ranks for precision.
         ignore: Pairs that are neither positive nor negative.
         negative_offsets: One number per label that is added to its score where it is a negative. With minus the log of
             the chance that the label is in the pool, neg_i estimates the sum over all labels without bias.

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import replace
 
-from dexter.config import BatchConfig, Config, ValidationConfig
+from dexter.config import CORRECTED_LOSSES, BatchConfig, Config, ValidationConfig
 from dexter.data import Dataset
 from dexter.errors import UsageError
 
@@ -73,7 +73,7 @@ def _with_pool(config: Config, num_labels: int) -> BatchConfig:
         return batch
     if num_labels <= _FEW_LABELS:
         return replace(batch, pool="all")
-    corrected = config.loss.name == "decoupled_softmax" and not batch.hard_negatives
+    corrected = config.loss.name in CORRECTED_LOSSES and not batch.hard_negatives
     return replace(batch, pool="in-batch", random_labels=batch.random_labels or _RANDOM_LABELS, correct_pool=corrected)
 
 
