@@ -1,0 +1,23 @@
+// The server renders everything: a script fetches the page again and puts the parts marked data-region in place.
+
+export async function fetchPage(url, options) {
+  const response = await fetch(url, options);
+  if (!(response.headers.get("content-type") ?? "").startsWith("text/html")) {
+    const problem = await response.json().catch(() => ({}));
+    throw new Error(problem.detail ?? `The service answered ${response.status}.`);
+  }
+  // Scripts in a parsed document do not run.
+  return new DOMParser().parseFromString(await response.text(), "text/html");
+}
+
+export function swapRegions(page) {
+  const focused = document.activeElement?.dataset?.key;
+  const open = new Set([...document.querySelectorAll("[data-region] details[open]")].map((each) => each.parentElement.id));
+  for (const region of document.querySelectorAll("[data-region]")) {
+    const fresh = page.getElementById(region.id);
+    if (!fresh || fresh.innerHTML === region.innerHTML) continue;
+    region.replaceChildren(...document.adoptNode(fresh).childNodes);
+    if (open.has(region.id)) region.querySelector("details")?.setAttribute("open", "");
+  }
+  if (focused) [...document.querySelectorAll("[data-key]")].find((each) => each.dataset.key === focused)?.focus();
+}
