@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from cases import NAMES, STREAMED, make_case, random_pairs, relative_errors, run
-from reference_losses import Case
+from reference_losses import Case, reference
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -89,25 +89,28 @@ class Meeting:
         self.barrier = threading.Barrier(num_ranks, timeout=20)
         self.values: list[Tensor | None] = [None] * num_ranks
 
-    def combine(self, rank: int, value: Tensor, how: str) -> Tensor:
-        self.values[rank] = value.clone()
+    def exchange(self, rank: int, value: Tensor) -> list[Tensor]:
+        self.values[rank] = value.detach().clone()
         self.barrier.wait()
-        stacked = torch.stack(self.values)
+        everybodys = list(self.values)
         self.barrier.wait()
-        return stacked.amax(0) if how == "max" else stacked.sum(0)
+        return everybodys
 
 
 class ThreadShard:
     """One rank's side of a meeting."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
-        self.meeting, self.rank = meeting, rank
+        self.meeting, self.rank, self.size = meeting, rank, len(meeting.values)
 
     def max(self, values: Tensor) -> Tensor:
-        return self.meeting.combine(self.rank, values, "max")
+        return torch.stack(self.meeting.exchange(self.rank, values)).amax(0)
 
     def sum(self, values: Tensor) -> Tensor:
-        return self.meeting.combine(self.rank, values, "sum")
+        return torch.stack(self.meeting.exchange(self.rank, values)).sum(0)
+
+    def concatenate(self, values: Tensor) -> Tensor:
+        return torch.cat(self.meeting.exchange(self.rank, values))
 
 
 def run_sharded(name: str, case: Case, bounds: list[int], **sizes) -> tuple[Tensor, Tensor, Tensor]:
@@ -146,7 +149,7 @@ def run_sharded(name: str, case: Case, bounds: list[int], **sizes) -> tuple[Tens
 
 @pytest.mark.parametrize("mode", ["tiles", "chunks", "auto"])
 @pytest.mark.parametrize("bounds", [[0, 20, 31, 53], [0, 50, 50, 53], [0, 1, 53, 53]], ids=str)
-@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize("name", NAMES)
 def test_shards_agree_with_one_process(name, bounds, mode):
     case = make_case(
         7, 53, 11, positives=random_pairs(6, 53, 15, weighted=True), ignore=random_pairs(7, 53, 12, seed=3)
@@ -157,9 +160,17 @@ def test_shards_agree_with_one_process(name, bounds, mode):
     assert max(relative_errors(got, tuple(tensor.double() for tensor in run(name, case)))) < 2e-6
 
 
-def test_triplet_refuses_shards():
-    with pytest.raises(UsageError, match="one rank"):
-        run("triplet", make_case(3, 9, 4), Streaming(shard=ThreadShard(Meeting(1), 0)))
+def test_triplet_over_ranks_with_fewer_negatives_than_asked_for():
+    case = make_case(5, 9, 4, positives=random_pairs(5, 9, 12), settings={"num_negatives": 20})
+    got = run_sharded("triplet", case, [0, 0, 4, 9])
+    assert max(relative_errors(got, tuple(tensor.double() for tensor in run("triplet", case)))) < 2e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_double_precision_stays_double(name):
+    case = make_case(7, 53, 11, queries=make_case(7, 53, 11).queries.double(), labels=make_case(7, 53, 11).labels.double())
+    assert all(tensor.dtype == torch.float64 for tensor in run(name, case))
+    assert max(relative_errors(run(name, case), reference(name, case))) < 1e-9 if name != "soft_topk" else 1e-5
 
 
 @pytest.mark.parametrize("mode", ["tiles", "chunks"])

@@ -79,6 +79,12 @@ class Positives:
         """Only the pairs where the mask is true."""
         return self._like(self.rows[chosen], self.columns[chosen], _map(self.weights, lambda values: values[chosen]))
 
+    def within(self, places: Tensor) -> Positives:
+        """Only the pairs whose column has a place of 0 or more, columns renumbered so; places ascend with columns."""
+        columns = places[self.columns]
+        inside = columns >= 0
+        return self._like(self.rows[inside], columns[inside], _map(self.weights, lambda values: values[inside]))
+
     def _set(self, rows: Tensor, columns: Tensor, weights: Tensor | None) -> None:
         for name, values in (("rows", rows), ("columns", columns), ("weights", weights)):
             object.__setattr__(self, name, values)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
+    from dexter.ranks import Ranks
+
 PAIRS_AT_ONCE = 16_384
 """Positive pairs scored at a time."""
 
@@ -29,6 +31,8 @@ def mine_hard_negatives(
     margin: float | None = None,
     memory_budget: int = 256 * 2**20,
     progress: bool = False,
+    label_ids: np.ndarray | None = None,
+    ranks: Ranks | None = None,
 ) -> np.ndarray:
     """The highest scoring labels of each query that are not relevant to it, found by exact search.
 
@@ -43,20 +47,28 @@ def mine_hard_negatives(
             place. Queries without positives are not guarded. None: no guard.
         memory_budget: bytes for the scores held at a time.
         progress: show a progress bar.
+        label_ids: where several ranks hold the labels, the ids of those held here; vectors and relevance are theirs.
+        ranks: who holds the other labels.
 
     Returns:
         int32, queries x num_negatives, best first; -1 where there are fewer.
     """
-    from dexter.index.exact import search
+    import torch
+
+    from dexter.index.sharded import search_shards
 
     ceiling = None
     if margin is not None:
-        ceiling = best_positive_scores(queries_ND, labels_LD, relevance) + np.float32(margin)
-        ceiling[np.diff(relevance.indptr) == 0] = np.inf
-    found = search(
-        queries_ND,
-        labels_LD,
+        best = torch.from_numpy(best_positive_scores(queries_ND, labels_LD, relevance))
+        best = best if ranks is None else ranks.max(best)
+        ceiling = best.numpy() + np.float32(margin)
+        ceiling[np.isneginf(ceiling)] = np.inf
+    found = search_shards(
+        torch.as_tensor(queries_ND),
+        torch.as_tensor(labels_LD),
         num_negatives,
+        label_ids=label_ids,
+        ranks=ranks,
         memory_budget=memory_budget,
         exclude=relevance,
         ceiling=ceiling,

@@ -25,7 +25,7 @@ class Pool:
     labels: np.ndarray | None
     """int64 label ids, ascending, each once; None stands for every label, in order."""
     num_labels: int
-    """Number of labels in the pool."""
+    """Number of labels in the pool, on all ranks."""
     positives: Positives
     """Pairs that are positive: rows count in the batch, columns in the pool."""
     ignore: Positives | None = None

@@ -65,6 +65,12 @@ class Tokens:
         row = range(len(self))[row]
         return self.ids[self.offsets[row] : self.offsets[row + 1]]
 
+    def part(self, rows: slice) -> Tokens:
+        """A run of neighbouring texts, sharing their memory."""
+        start, stop, _ = rows.indices(len(self))
+        offsets = self.offsets[start : stop + 1]
+        return Tokens(ids=self.ids[offsets[0] : offsets[-1]], offsets=offsets - offsets[0], num_truncated=0)
+
     def select(self, rows: Sequence[int] | np.ndarray) -> Ragged:
         """The ids of some texts, in the order given, repeats allowed."""
         rows = np.asarray(rows, dtype=np.int64)

@@ -13,7 +13,7 @@ from dexter.errors import UsageError
 from dexter.losses.differentiable import differentiable
 from dexter.losses.settings import Streaming
 from dexter.losses.softmax import check_temperature
-from dexter.losses.streaming import NEGLIGIBLE_EXPONENT, Block, Gradients, Problem
+from dexter.losses.streaming import NEGLIGIBLE_EXPONENT, Block, Gradients, Problem, widened
 
 
 def bce(
@@ -64,7 +64,7 @@ def bce(
     def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
         learned = scale_tensor.requires_grad or bias_tensor.requires_grad
         if learned and gradients.queries is None:
-            gradients_by_row = replace(gradients, queries=torch.zeros(queries.shape, device=queries.device))
+            gradients_by_row = replace(gradients, queries=torch.zeros_like(widened(queries)))
         else:
             gradients_by_row = gradients
         problem = Problem(
@@ -79,9 +79,9 @@ def bce(
             only_with_positives=False,
             single_sweep=True,
         )
-        sums = torch.zeros(3, device=labels.device)
+        sums = problem.queries_BD.new_zeros(3)
         for block in problem.blocks():
-            sums += _solve_block(block, bias=float(bias_tensor), unscaled_bD=queries[block.rows].float() / temperature)
+            sums += _solve_block(block, bias=float(bias_tensor), unscaled_bD=widened(queries[block.rows]) / temperature)
         gradients.scalars = (sums[1], sums[2])
         return settings.shard.sum(sums[0])
 

@@ -68,7 +68,7 @@ def decoupled_softmax(
             mask_positives=True,
             offsets_L=negative_offsets,
         )
-        total = torch.zeros((), device=labels.device)
+        total = problem.queries_BD.new_zeros(())
         for block in problem.blocks():
             total += _solve_block(block, reduction, scale=1.0 / problem.averaged_over)
         return total

@@ -2,7 +2,7 @@
 
 A loss is a function `solve(queries, labels, gradients) -> value` that adds to `gradients` while it has the scores at
 hand, as fused linear cross-entropy does. This module makes of it a scalar with a gradient, whatever the floating type
-of the embeddings and whatever autocast says: everything inside is float32.
+of the embeddings and whatever autocast says: everything inside is float32 (float64 for embeddings of that type).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dexter.batches.batch import Positives
 from dexter.errors import UsageError
-from dexter.losses.streaming import Gradients
+from dexter.losses.streaming import Gradients, working_type
 
 Solve: TypeAlias = Callable[[Tensor, Tensor, Gradients], Tensor]
 
@@ -103,8 +103,8 @@ class _Streamed(torch.autograd.Function):
 def _solve(solve: Solve, queries_BD: Tensor, labels_LD: Tensor, wanted: tuple[bool, bool]) -> tuple[Tensor, Gradients]:
     """The value and the gradients of the sides that want one, the latter in the embeddings' own type."""
     gradients = Gradients(
-        torch.zeros(queries_BD.shape, device=queries_BD.device) if wanted[0] else None,
-        torch.zeros(labels_LD.shape, device=labels_LD.device) if wanted[1] else None,
+        _zeros_like(queries_BD) if wanted[0] else None,
+        _zeros_like(labels_LD) if wanted[1] else None,
     )
     with torch.no_grad(), torch.autocast(queries_BD.device.type, enabled=False):
         value = solve(queries_BD.detach(), labels_LD.detach(), gradients)
@@ -113,3 +113,7 @@ def _solve(solve: Solve, queries_BD: Tensor, labels_LD: Tensor, wanted: tuple[bo
     if gradients.labels is not None:
         gradients.labels = gradients.labels.to(labels_LD.dtype)
     return value, gradients
+
+
+def _zeros_like(embeddings: Tensor) -> Tensor:
+    return torch.zeros(embeddings.shape, dtype=working_type(embeddings), device=embeddings.device)

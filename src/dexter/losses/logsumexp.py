@@ -16,9 +16,8 @@ class LogSumExp:
     """
 
     def __init__(self, block: Block) -> None:
-        device = block.queries_bD.device
-        largest_b = torch.full((block.num_rows,), torch.finfo(torch.float32).min, device=device)
-        sum_b = torch.zeros(block.num_rows, device=device)
+        largest_b = block.queries_bD.new_full((block.num_rows,), torch.finfo(torch.float32).min)
+        sum_b = torch.zeros_like(largest_b)
         self._shifts: list[Tensor] = []
         for tile in block.sweep():
             shift_b = torch.maximum(largest_b, tile.scores.amax(1))

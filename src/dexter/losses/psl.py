@@ -12,7 +12,7 @@ from dexter.errors import UsageError
 from dexter.losses.differentiable import differentiable
 from dexter.losses.settings import OneProcess, Streaming
 from dexter.losses.softmax import Reduction, check_reduction, check_temperature, solve_softmax
-from dexter.losses.streaming import Gradients, Problem
+from dexter.losses.streaming import Gradients, Problem, working_type
 
 
 def psl(
@@ -64,7 +64,7 @@ def psl(
     settings = streaming or Streaming()
 
     def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
-        total = torch.zeros((), device=labels.device)
+        total = torch.zeros((), device=labels.device, dtype=working_type(queries))
         if balance > 0.0:
             forth = Problem(
                 queries,

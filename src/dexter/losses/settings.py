@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
-
-from torch import Tensor
+from typing import Literal, TypeAlias
 
 from dexter.errors import UsageError
+from dexter.ranks import OneProcess, Ranks
 
 FLOAT_BYTES = 4
 TILE_ELEMENTS = 1 << 19
@@ -26,33 +25,8 @@ FEWEST_ROWS = 64
 MOST_ROWS = 512
 """In chunks mode more rows per block only make the chunks narrower."""
 
-
-class Shard(Protocol):
-    """Where this process stands among ranks that hold the same queries and different labels.
-
-    Both methods combine a tensor with those of the other ranks, elementwise, and return the result on every rank.
-    """
-
-    def max(self, values: Tensor) -> Tensor:
-        """The elementwise largest over ranks."""
-        ...
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The elementwise sum over ranks."""
-        ...
-
-
-@dataclass(frozen=True)
-class OneProcess:
-    """The shard of a process that holds every label itself."""
-
-    def max(self, values: Tensor) -> Tensor:
-        """The values: there is nobody else."""
-        return values
-
-    def sum(self, values: Tensor) -> Tensor:
-        """The values: there is nobody else."""
-        return values
+Shard: TypeAlias = Ranks
+"""The ranks that hold the same queries and different labels."""
 
 
 @dataclass

@@ -76,7 +76,7 @@ def softmax(
 
 def solve_softmax(problem: Problem, *, reduction: Reduction, factor: float = 1.0) -> Tensor:
     """`factor` times the mean of the rows' losses, with its gradients pushed."""
-    total = torch.zeros((), device=problem.labels_LD.device)
+    total = problem.queries_BD.new_zeros(())
     for block in problem.blocks():
         total += _solve_block(block, reduction=reduction, scale=factor / problem.averaged_over)
     return total

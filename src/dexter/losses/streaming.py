@@ -33,7 +33,7 @@ NEGLIGIBLE_WEIGHT = 1e-15
 
 @dataclass
 class Gradients:
-    """Where a problem's gradients are summed, in float32; None for a side that does not require one."""
+    """Where a problem's gradients are summed, in the working type; None for a side that does not require one."""
 
     queries: Tensor | None
     labels: Tensor | None
@@ -132,7 +132,7 @@ class Problem:
         self.multiplier = multiplier
         self.streaming = streaming
         self.shard: Shard = streaming.shard
-        counts = self.shard.sum(positives.counts(len(queries_BD)).float())
+        counts = self.shard.sum(positives.counts(len(queries_BD)).to(working_type(queries_BD)))
         num_labels = torch.tensor(len(labels_LD), device=device)
         self.num_labels_over_ranks = int(self.shard.sum(num_labels))
         # The widest shard decides for all: ranks must have the same blocks to meet at each reduction.
@@ -141,7 +141,7 @@ class Problem:
             (counts > 0).nonzero()[:, 0] if only_with_positives else torch.arange(len(counts), device=device)
         )
         self.counts_B = counts[self.chosen_B]
-        self.queries_BD = _chosen_rows(queries_BD, self.chosen_B).float() * multiplier
+        self.queries_BD = widened(_chosen_rows(queries_BD, self.chosen_B)) * multiplier
         self.averaged_over = len(self.chosen_B)
         """What the sum of the rows' losses is divided by; another number only where ranks hold different rows."""
         self.positives = _renumber(positives, self.chosen_B, len(counts))
@@ -149,10 +149,15 @@ class Problem:
         self.masked = _union([*masked, self.positives] if mask_positives else masked, device)
         settings = replace(streaming, mode="chunks") if single_sweep else streaming
         self.layout = choose_layout(settings, len(self.chosen_B), widest_shard)
-        self.offsets_L = None if offsets_L is None else offsets_L.detach().to(device, torch.float32)
+        self.offsets_L = None if offsets_L is None else offsets_L.detach().to(device, self.dtype)
         self._tiles: Tensor | None = None
         self._work: Tensor | None = None
         self._longest_label: float | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The working type: what scores and sums are computed in."""
+        return self.queries_BD.dtype
 
     @property
     def num_rows(self) -> int:
@@ -168,9 +173,9 @@ class Problem:
         """The largest norm of a label, on any rank."""
         if self._longest_label is None:
             step = max(1, TILE_ELEMENTS // max(1, self.labels_LD.shape[1]))
-            longest = torch.zeros((), device=self.labels_LD.device)
+            longest = torch.zeros((), device=self.labels_LD.device, dtype=self.dtype)
             for start in range(0, self.num_labels, step):
-                norms = torch.linalg.vector_norm(self.labels_LD[start : start + step].float(), dim=1)
+                norms = torch.linalg.vector_norm(widened(self.labels_LD[start : start + step]), dim=1)
                 longest = torch.maximum(longest, norms.amax())
             self._longest_label = float(self.shard.max(longest))
         return self._longest_label
@@ -187,7 +192,7 @@ class Problem:
         chunk = self.layout.label_chunk
         if self._tiles is None:
             size = self.num_labels if self.layout.keep else min(chunk, self.num_labels)
-            self._tiles = torch.empty(num_rows * size, device=self.labels_LD.device)
+            self._tiles = torch.empty(num_rows * size, device=self.labels_LD.device, dtype=self.dtype)
         start = index * chunk if self.layout.keep else 0
         width = min(chunk, self.num_labels - index * chunk)
         return self._tiles[num_rows * start : num_rows * (start + width)].view(num_rows, width)
@@ -196,7 +201,7 @@ class Problem:
         """Twice the memory of a tile's shape for intermediate results, the same for all tiles."""
         size = tile.scores.numel()
         if self._work is None or self._work.shape[1] < size:
-            self._work = torch.empty(2, size, device=tile.scores.device)
+            self._work = torch.empty(2, size, device=tile.scores.device, dtype=self.dtype)
         return self._work[0, :size].view_as(tile.scores), self._work[1, :size].view_as(tile.scores)
 
 
@@ -241,12 +246,12 @@ class Block:
         self._filled = True
 
     def labels(self, columns: slice | Tensor) -> Tensor:
-        """Some labels in float32."""
-        return self.problem.labels_LD[columns].float()
+        """Some labels in the working type."""
+        return widened(self.problem.labels_LD[columns])
 
     def sums_by_row(self, *values_P: Tensor) -> Tensor:
         """For each of some values per positive pair, its sum over the pairs of each row, on all ranks."""
-        sums = torch.zeros(len(values_P), self.num_rows, device=self.queries_bD.device)
+        sums = self.queries_bD.new_zeros(len(values_P), self.num_rows)
         return self.shard.sum(sums.index_add_(1, self.pairs.rows, torch.stack(values_P)))
 
     def push(self, tile: Tile) -> None:
@@ -327,11 +332,21 @@ class Block:
         """The block's positives with their scores, each the dot product of its two vectors."""
         positives, part = self.problem.positives, _part(self.problem.positives, self.rows)
         rows, columns = positives.rows[part] - self.rows.start, positives.columns[part]
-        weights = torch.ones(len(rows), device=rows.device) if positives.weights is None else positives.weights[part]
-        scores = torch.empty(len(rows), device=rows.device)
+        scores = self.queries_bD.new_empty(len(rows))
+        weights = torch.ones_like(scores) if positives.weights is None else positives.weights[part].to(scores.dtype)
         for piece in _pieces(len(rows), self.queries_bD.shape[1]):
             scores[piece] = self.labels(columns[piece]).mul_(self.queries_bD[rows[piece]]).sum(1)
         return Pairs(rows, columns, weights, scores)
+
+
+def working_type(values: Tensor) -> torch.dtype:
+    """What is computed in: float64 for embeddings of that type, float32 for all others."""
+    return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+def widened(values: Tensor) -> Tensor:
+    """Values in the working type."""
+    return values.to(working_type(values))
 
 
 def without_negligible(row_weights: Tensor) -> Tensor:

@@ -83,9 +83,9 @@ def soft_topk(
         problem = Problem(
             queries, labels, positives, gradients, multiplier=alpha / temperature, streaming=settings, ignore=ignore
         )
-        choices_B = problem.shard.sum(-problem.masked.counts(problem.num_rows).float()) + problem.num_labels_over_ranks
+        choices_B = problem.shard.sum(-problem.masked.counts(problem.num_rows).to(problem.dtype)) + problem.num_labels_over_ranks
         k_B = _check_k(k, choices_B, problem.chosen_B, num_queries=len(queries))
-        total = torch.zeros((), device=labels.device)
+        total = problem.queries_BD.new_zeros(())
         for block in problem.blocks():
             total += _solve_block(block, k_b=k_B[block.rows], choices_b=choices_B[block.rows])
         return total
@@ -135,7 +135,7 @@ class Offsets:
 
     def slopes(self) -> Tensor:
         """The sum of p (1 - p) by row; kept tiles stay p (1 - p)."""
-        slope_b = torch.zeros(self._block.num_rows, device=self.start_b.device)
+        slope_b = torch.zeros_like(self.start_b)
         for tile in self._block.sweep():
             slope_b += self._to_slopes(tile).sum(1)
         return self._block.shard.sum(slope_b)
@@ -156,7 +156,7 @@ class Offsets:
     def _moments(self, correction_b: Tensor) -> Moments:
         """The sums at some correction, from one sweep."""
         block = self._block
-        sums = torch.zeros(Moments.COUNT, block.num_rows, device=correction_b.device)
+        sums = correction_b.new_zeros(Moments.COUNT, block.num_rows)
         for tile in block.sweep():
             logits, scratch = block.problem.work_like(tile)
             sums += Moments.of(torch.add(self._moved(tile), correction_b[:, None], out=logits), scratch)
@@ -247,7 +247,7 @@ def _check_k(
     k: float | Sequence[float] | np.ndarray | Tensor, choices_B: Tensor, chosen_B: Tensor, *, num_queries: int
 ) -> Tensor:
     """Return k of each query that takes part; raise an error that names the first query whose k has no solution."""
-    k_all = torch.as_tensor(k, dtype=torch.float32, device=choices_B.device)
+    k_all = torch.as_tensor(k, dtype=choices_B.dtype, device=choices_B.device)
     if k_all.ndim > 1 or (k_all.ndim == 1 and len(k_all) != num_queries):
         raise UsageError(f"k must be one number or one per query ({num_queries}), got shape {tuple(k_all.shape)}")
     k_B = k_all.expand(num_queries)[chosen_B]

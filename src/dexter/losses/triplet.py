@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from dexter.batches.batch import Positives
 from dexter.errors import UsageError
 from dexter.losses.differentiable import check_inputs
-from dexter.losses.settings import OneProcess, Streaming
-from dexter.losses.streaming import Gradients, Problem
+from dexter.losses.settings import Shard, Streaming
+from dexter.losses.streaming import Gradients, Problem, widened
+from dexter.ranks import stack
 
 NEGATIVE_TEMPERATURE = 0.1
 """Sharpness of the weights among violating negatives, as NGAME sets it."""
@@ -50,8 +52,7 @@ def triplet(
         margin: How far a positive must be above a negative.
         num_negatives: Hardest negatives per query.
         ignore: Pairs that are neither positive nor negative.
-        streaming: Mode and memory budget of the search for negatives. Label shards are not supported: the hardest
-            negatives over ranks are no maximum or sum.
+        streaming: Mode, memory budget and shard of the search for negatives.
 
     Returns:
         A scalar, differentiable by both embeddings.
@@ -59,10 +60,6 @@ def triplet(
     settings = streaming or Streaming()
     if num_negatives < 1:
         raise UsageError(f"num_negatives must be at least 1, got {num_negatives}")
-    if not isinstance(settings.shard, OneProcess):
-        raise UsageError(
-            "triplet needs all labels on one rank: use softmax, decoupled_softmax or psl with sharded labels"
-        )
     check_inputs(queries_BD, labels_LD, positives, ignore)
     with torch.no_grad(), torch.autocast(queries_BD.device.type, enabled=False):
         problem = Problem(
@@ -82,19 +79,21 @@ def triplet(
 
 
 class Hardest(NamedTuple):
-    """The hardest negatives of the queries that take part."""
+    """The hardest negatives of the queries that take part, as far as this rank holds them."""
 
     columns: Tensor
+    """[B, M]; M is N, the number of hardest negatives, or 0 on a rank without labels."""
+    places: Tensor
+    """[B, M]: where each of them stands among the N hardest of all ranks; N for one that is not among them."""
     valid: Tensor
-    """False where a query has fewer negatives than asked for."""
+    """[B, N], the same on all ranks: false where a query has fewer negatives than asked for."""
 
 
 def _hardest(problem: Problem, num_negatives: int) -> Hardest:
-    """The labels of highest score that are not masked: a running top-k over the tiles."""
-    num_kept = min(num_negatives, problem.num_labels)
-    device = problem.labels_LD.device
-    scores_BN = torch.full((problem.num_rows, num_kept), -torch.inf, device=device)
-    columns_BN = torch.zeros((problem.num_rows, num_kept), dtype=torch.int64, device=device)
+    """The labels of highest score that are not masked: a running top-k over the tiles, then one over the ranks."""
+    num_kept = min(num_negatives, problem.num_labels_over_ranks)
+    scores_BN = problem.queries_BD.new_full((problem.num_rows, num_kept), -torch.inf)
+    columns_BN = torch.zeros(scores_BN.shape, dtype=torch.int64, device=scores_BN.device)
     for block in problem.blocks():
         for tile in block.sweep():
             top = tile.scores.topk(min(num_kept, tile.scores.shape[1]), dim=1)
@@ -102,20 +101,59 @@ def _hardest(problem: Problem, num_negatives: int) -> Hardest:
             columns = torch.cat([columns_BN[block.rows], top.indices + tile.columns.start], dim=1)
             scores_BN[block.rows], order = scores.topk(num_kept, dim=1)
             columns_BN[block.rows] = columns.gather(1, order)
-    return Hardest(columns_BN, torch.isfinite(scores_BN))
+    places_BN, valid_BN = _merge_over_ranks(problem.shard, scores_BN)
+    held = slice(num_kept if problem.num_labels else 0)
+    return Hardest(columns_BN[:, held], places_BN[:, held], valid_BN)
+
+
+def _merge_over_ranks(shard: Shard, scores_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """For each of this rank's best, its place among the best of all ranks (N: none), and which of these are scores."""
+    num_kept = scores_BN.shape[1]
+    if shard.size == 1:
+        return torch.arange(num_kept, device=scores_BN.device).expand_as(scores_BN), torch.isfinite(scores_BN)
+    stacked_RBN = stack(shard, scores_BN)
+    # Every rank sorts the same numbers in the same way: they agree on who holds which place, also among equals.
+    best = stacked_RBN.transpose(0, 1).flatten(1).sort(dim=1, descending=True, stable=True)
+    winners_BN = best.indices[:, :num_kept] - shard.rank * num_kept
+    mine_BN = (winners_BN >= 0) & (winners_BN < num_kept)
+    places_BN = torch.full((len(scores_BN), num_kept + 1), num_kept, device=scores_BN.device)
+    positions_BN = torch.arange(num_kept, device=scores_BN.device).expand_as(winners_BN)
+    places_BN.scatter_(1, torch.where(mine_BN, winners_BN, num_kept), positions_BN)
+    return places_BN[:, :num_kept], torch.isfinite(best.values[:, :num_kept])
+
+
+class _OnAllRanks(torch.autograd.Function):
+    """Scores that each rank has at some places, as one matrix on every rank; its gradient goes back where they are."""
+
+    @staticmethod
+    def forward(ctx: Any, scores_BM: Tensor, places_BM: Tensor, shard: Shard, num_places: int) -> Tensor:
+        ctx.shard = shard
+        ctx.save_for_backward(places_BM)
+        # One column more, for what is not among the hardest.
+        placed = scores_BM.new_zeros(len(scores_BM), num_places + 1).scatter_(1, places_BM, scores_BM)
+        return shard.sum(placed[:, :num_places].contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        (places_BM,) = ctx.saved_tensors
+        summed_BN = ctx.shard.sum(outer[0].contiguous())
+        return functional.pad(summed_BN, (0, 1)).gather(1, places_BM), None, None, None
 
 
 def _hinge(queries_BD: Tensor, labels_LD: Tensor, problem: Problem, hardest: Hardest, *, margin: float) -> Tensor:
     """The loss on the few gathered pairs, left to autograd."""
     if not problem.num_rows:
-        return (queries_BD.float().sum() + labels_LD.float().sum()) * 0.0
-    queries = queries_BD[problem.chosen_B].float()
+        return (widened(queries_BD).sum() + widened(labels_LD).sum()) * 0.0
+    queries = widened(queries_BD[problem.chosen_B])
     rows, columns = problem.positives.rows, problem.positives.columns
     # One gather for both kinds of labels: the backward of each makes a gradient as large as the label table.
-    gathered = labels_LD[torch.cat([hardest.columns.reshape(-1), columns])].float()
-    negatives_BND = gathered[: hardest.columns.numel()].view(*hardest.columns.shape, -1)
+    gathered = widened(labels_LD[torch.cat([hardest.columns.reshape(-1), columns])])
+    negatives_BMD = gathered[: hardest.columns.numel()].view(*hardest.columns.shape, labels_LD.shape[1])
     # Products and sums, not a matrix product: autocast would run the latter's backward in low precision.
-    negatives_BN = (queries[:, None] * negatives_BND).sum(2)
+    negatives_BN = (queries[:, None] * negatives_BMD).sum(2)
+    shard = problem.shard
+    if shard.size > 1:
+        negatives_BN = _OnAllRanks.apply(negatives_BN, hardest.places, shard, hardest.valid.shape[1])  # type: ignore[no-untyped-call]
     positives_P = (queries[rows] * gathered[hardest.columns.numel() :]).sum(1)
     hinge_PN = negatives_BN[rows] - positives_P[:, None] + margin
     violating_PN = (hinge_PN > 0) & hardest.valid[rows]
@@ -125,4 +163,6 @@ def _hinge(queries_BD: Tensor, labels_LD: Tensor, problem: Problem, hardest: Har
     losses_P = (torch.softmax(logits_PN, dim=1) * hinge_PN.masked_fill(~violating_PN, 0.0)).sum(1)
     weights = problem.positives.weights
     share_P = (torch.ones_like(losses_P) if weights is None else weights) / problem.counts_B[rows]
-    return (losses_P * share_P).sum() / problem.num_rows
+    own = (losses_P * share_P).sum() / problem.num_rows
+    # The value is that of all ranks; the gradient of what they add is theirs.
+    return own + (shard.sum(own.detach()) - own.detach())

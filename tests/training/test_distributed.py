@@ -1,0 +1,91 @@
+"""The world of several processes, on gloo: meetings, losses over label shards, ranks that die or hang."""
+
+import numpy as np
+import pytest
+import torch
+
+import dexter.losses
+from dexter.batches import Positives
+from dexter.losses import Streaming, value_and_grad
+from tests.training.ranks import run_ranks
+
+
+def meet(world):
+    mine = torch.arange(world.rank * 3.0).reshape(world.rank, 3)
+    halves = torch.full((2, 3), float(world.rank + 1), requires_grad=True)
+    rows = halves[: world.part(5).stop - world.part(5).start]
+    joined = world.joined_rows(rows, 5)
+    (joined * (world.rank + 1)).sum().backward()
+    return {
+        "max": world.max(torch.tensor([world.rank, -world.rank])).tolist(),
+        "sum": world.sum(torch.tensor([world.rank + 1.0])).tolist(),
+        "concatenate": world.concatenate(mine).tolist(),
+        "joined": joined[:, 0].tolist(),
+        "gradient": halves.grad[:, 0].tolist(),
+        "broadcast": world.broadcast(torch.tensor([world.rank + 7])).tolist(),
+        "collect": [part.tolist() for part in world.collect(mine)],
+        "agree": world.agree(world.rank, 0.5),
+        "calls": {name: record.calls for name, record in world.traffic.items()},
+        "bytes": world.traffic["queries"].bytes,
+    }
+
+
+def test_meetings_of_three():
+    answers = run_ranks(3, meet)
+    rows = [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    for rank, answer in enumerate(answers):
+        assert answer["max"] == [2, 0]
+        assert answer["sum"] == [6.0]
+        assert answer["concatenate"] == rows
+        assert answer["joined"] == [1.0, 1.0, 2.0, 2.0, 3.0]
+        assert answer["gradient"] == ([6.0, 6.0] if rank < 2 else [6.0, 0.0])
+        assert answer["broadcast"] == [7]
+        assert answer["collect"] == ([[], rows[:1], rows[1:]] if rank == 0 else [])
+        assert answer["agree"] == [2.0, 0.5]
+        assert answer["calls"]["queries"] == 1
+        assert answer["bytes"] == 2 * 2 * 3 * 4
+
+
+def sharded_losses(world, cases):
+    results = []
+    for name, queries, labels, rows, columns, settings in cases:
+        chosen = torch.from_numpy(np.flatnonzero(np.arange(len(labels)) % world.size == world.rank))
+        inside = columns % world.size == world.rank
+        positives = Positives(rows[inside], columns[inside] // world.size)
+        streaming = Streaming(shard=world, row_block=3, label_chunk=4)
+        found = value_and_grad(
+            getattr(dexter.losses, name), queries, labels[chosen], positives, streaming=streaming, **settings
+        )
+        labels_gradient = torch.zeros_like(labels)
+        labels_gradient[chosen] = found.labels
+        results.append([part.tolist() for part in (found.value, world.sum(found.queries), world.sum(labels_gradient))])
+    return results
+
+
+LOSSES = {
+    "softmax": {},
+    "decoupled_softmax": {},
+    "psl": {"balance": 0.3},
+    "bce": {"scale": 1.5, "bias": -2.0},
+    "soft_topk": {"k": 2},
+    "triplet": {"num_negatives": 4},
+}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_every_loss_over_shards_equals_one_process(num_ranks):
+    generator = torch.Generator().manual_seed(0)
+    cases = []
+    for num_queries, num_labels in ((7, 23), (4, 5), (5, 2)):
+        for name, settings in LOSSES.items():
+            queries, labels = (
+                torch.randn(count, 6, generator=generator, dtype=torch.float64) / 3 for count in (num_queries, num_labels)
+            )
+            pairs = torch.randint(0, 1000, (2, 9), generator=generator)
+            settings = settings | ({"k": 1} if name == "soft_topk" and num_labels == 2 else {})
+            cases.append((name, queries, labels, pairs[0] % num_queries, pairs[1] % num_labels, settings))
+    expected = run_ranks(1, sharded_losses, cases)[0]
+    for answers in run_ranks(num_ranks, sharded_losses, cases):
+        for case, got, wanted in zip(cases, answers, expected, strict=True):
+            for have, want in zip(got, wanted, strict=True):
+                torch.testing.assert_close(torch.tensor(have), torch.tensor(want), rtol=1e-9, atol=1e-12, msg=case[0])
