@@ -30,7 +30,7 @@ _CURRENT_FOLDER, _EXCHANGE = -100, 2
 def atomic_path(target: str | Path) -> Iterator[Path]:
     """Give a temporary path beside `target`; when the block ends well, flush it and rename it onto the target."""
     target = Path(target)
-    temporary = target.with_name(f"{_TEMPORARY}{os.getpid()}-{target.name}")
+    temporary = temporary_beside(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -52,7 +52,7 @@ def atomic_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path
     target = Path(target)
     if target.exists() and not replace:
         raise UsageError(f"{target} exists already: choose another output, or remove it first")
-    temporary = target.with_name(f"{_TEMPORARY}{os.getpid()}-{target.name}")
+    temporary = temporary_beside(target)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with disk_errors(target):
@@ -64,6 +64,11 @@ def atomic_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path
             flush(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_beside(target: Path, *, process: int | None = None) -> Path:
+    """Where a process (this one, or the one that others write for) puts what will become `target`."""
+    return target.with_name(f"{_TEMPORARY}{os.getpid() if process is None else process}-{target.name}")
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""How this process was started: alone, or as one of several by `torchrun`. Reads the environment, imports nothing heavy."""
+"""How this process was started: alone, or as one of several by `torchrun`. Reads the environment, nothing heavier."""
 
 from __future__ import annotations
 

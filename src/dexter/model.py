@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from dexter.encoders.folder import read_object
 from dexter.encoders.heads import HEAD_NAMES, ClassifierHead, DualHead, HeadName, LabelPrior
 from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, atomic_folder, read_manifest, verify_manifest, write_json
+from dexter.ranks import OneProcess, Ranks
 
 if TYPE_CHECKING:
     from dexter.encoders import TextEncoder
@@ -45,6 +46,11 @@ class Labels:
     texts: Sequence[str]
     counts: NDArray[np.int64]
     """Training queries of each label."""
+
+    def part(self, rows: NDArray[np.int64]) -> Labels:
+        """Some of the labels, in the order given."""
+        ids, texts = ([values[row] for row in rows] for values in (self.ids, self.texts))
+        return Labels(ids, texts, self.counts[rows])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,6 +80,8 @@ class Model:
     """What the encoder made of the label texts."""
     facts: dict[str, Any]
     """What else a reader wants to know: recipe, data set, seed, validation figures."""
+    ranks: Ranks = field(default_factory=OneProcess)
+    """While several processes train it: who holds the other labels. This one then has the vectors of its own only."""
 
     @property
     def heads(self) -> tuple[HeadName, ...]:
@@ -122,14 +130,14 @@ class Model:
     def rare_priors(self) -> tuple[float, ...]:
         """The prior that a label without training gets from each head that has priors: that of a typical rare label."""
         rare_L = torch.from_numpy(self.labels.counts < _TAIL_COUNT).to(self.representations_LD.device)
-        return tuple(float(bias_L[rare_L].median() if rare_L.any() else bias_L.min()) for bias_L in self._biases())
+        return tuple(float(bias_L[rare_L].median() if rare_L.any() else bias_L.min()) for bias_L in self.biases())
 
     def with_added(self, new: NewLabels) -> Model:
         """A model that has these labels too; encoder and projections are shared, this model stays as it is."""
         device = self.representations_LD.device
         priors = new.priors_NP.to(device).unbind(1)
-        return self._for_labels(
-            [torch.cat([bias_L, prior_N]) for bias_L, prior_N in zip(self._biases(), priors, strict=True)],
+        return self.for_labels(
+            [torch.cat([bias_L, prior_N]) for bias_L, prior_N in zip(self.biases(), priors, strict=True)],
             None if self.classifier is None else self.classifier.table.appended(len(new.ids)),
             Labels(
                 [*self.labels.ids, *new.ids],
@@ -142,11 +150,10 @@ class Model:
     def with_kept(self, rows: NDArray[np.int64]) -> Model:
         """A model that has only some of the labels, in the order given; this model stays as it is."""
         places = torch.from_numpy(rows).to(self.representations_LD.device)
-        ids, texts = ([values[row] for row in rows] for values in (self.labels.ids, self.labels.texts))
-        return self._for_labels(
-            [bias_L[places] for bias_L in self._biases()],
+        return self.for_labels(
+            [bias_L[places] for bias_L in self.biases()],
             None if self.classifier is None else self.classifier.table.selected(places),
-            Labels(ids, texts, self.labels.counts[rows]),
+            self.labels.part(rows),
             self.representations_LD[places],
         )
 
@@ -212,7 +219,7 @@ class Model:
             facts=facts,
         )
 
-    def _for_labels(
+    def for_labels(
         self, biases: Sequence[Tensor], table: ClassifierTable | None, labels: Labels, representations_LD: Tensor
     ) -> Model:
         """The same model for other labels, given what its heads know of them."""
@@ -229,7 +236,7 @@ class Model:
             raise UsageError(f"this model has no head {head!r}: choose one of {', '.join(self.heads)}")
         return head
 
-    def _biases(self) -> list[Tensor]:
+    def biases(self) -> list[Tensor]:
         """The biases of each head that has a prior, the dual encoder's first."""
         priors = (self.head.prior, None if self.classifier is None else self.classifier.prior)
         return [prior.bias.detach() for prior in priors if prior is not None]
@@ -238,10 +245,10 @@ class Model:
         """The classifier's rows; a label without training borrows those of the trained labels nearest to its text."""
         assert self.classifier is not None
         rows_LC = self.classifier.table.rows()
-        if (self.labels.counts > 0).all():
+        if self.ranks.size == 1 and (self.labels.counts > 0).all():
             return rows_LC
         dual_LD = self.head.labels(self.representations_LD, weight=0.0)
-        return borrow_rows(dual_LD, rows_LC, self.labels.counts)
+        return borrow_rows(dual_LD, rows_LC, self.labels.counts, ranks=self.ranks)
 
     def _head_state(self) -> dict[str, Tensor]:
         state = {f"dual.{name}": value for name, value in self.head.state_dict().items()}

@@ -79,7 +79,8 @@ def test_every_loss_over_shards_equals_one_process(num_ranks):
     for num_queries, num_labels in ((7, 23), (4, 5), (5, 2)):
         for name, settings in LOSSES.items():
             queries, labels = (
-                torch.randn(count, 6, generator=generator, dtype=torch.float64) / 3 for count in (num_queries, num_labels)
+                torch.randn(count, 6, generator=generator, dtype=torch.float64) / 3
+                for count in (num_queries, num_labels)
             )
             pairs = torch.randint(0, 1000, (2, 9), generator=generator)
             settings = settings | ({"k": 1} if name == "soft_topk" and num_labels == 2 else {})

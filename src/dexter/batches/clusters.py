@@ -114,9 +114,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny))
 
 
-def _project(
-    vectors_ND: np.ndarray, members_MS: np.ndarray, directions_MD: np.ndarray, ranks: Ranks
-) -> np.ndarray:
+def _project(vectors_ND: np.ndarray, members_MS: np.ndarray, directions_MD: np.ndarray, ranks: Ranks) -> np.ndarray:
     """The product of each point with the direction of its node; minus infinity in gaps. Ranks take turns."""
     num_nodes, size = members_MS.shape
     products_MS = np.zeros(members_MS.shape, dtype=np.float32)

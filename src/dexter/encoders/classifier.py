@@ -21,6 +21,8 @@ from torch.nn import functional
 
 from dexter.errors import UsageError
 from dexter.index import search
+from dexter.index.sharded import search_shards
+from dexter.ranks import Ranks
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -68,11 +70,11 @@ class ClassifierTable(nn.Module):
     def appended(self, num_new: int) -> ClassifierTable:
         """A table with more rows, of zeros, at the end, for labels that were never trained."""
         weight = self.weight.detach()
-        return self._like(torch.cat([weight, weight.new_zeros(num_new, weight.shape[1])]))
+        return self.with_rows(torch.cat([weight, weight.new_zeros(num_new, weight.shape[1])]))
 
     def selected(self, labels_M: Tensor) -> ClassifierTable:
         """A table with the rows of some labels, in the order given."""
-        return self._like(self.weight.detach()[labels_M])
+        return self.with_rows(self.weight.detach()[labels_M])
 
     def rows(self, labels_M: Tensor | None = None) -> Tensor:
         """Rows of some labels (all, in order, if left out) as float32: [M, C], differentiable in `weight`.
@@ -80,11 +82,12 @@ class ClassifierTable(nn.Module):
         A label may be named several times, and lookups may be repeated within a step: gradients add up.
         """
         # Set here rather than once, because a copy of a module forgets it.
-        self.weight.grad_dtype = torch.float32
+        self.weight.grad_dtype = _working_type(self.weight)
         rows_MC: Tensor = _Lookup.apply(self.weight, labels_M)  # type: ignore[no-untyped-call]
         return functional.dropout(rows_MC, self.dropout, self.training)
 
-    def _like(self, weight_LC: Tensor) -> ClassifierTable:
+    def with_rows(self, weight_LC: Tensor) -> ClassifierTable:
+        """A table of the same kind with other rows."""
         table = ClassifierTable(0, weight_LC.shape[1], storage=self.storage, dropout=self.dropout)
         table.weight = nn.Parameter(weight_LC)
         return table.train(self.training)
@@ -99,7 +102,7 @@ class _Lookup(torch.autograd.Function):
         ctx.shape = table_LC.shape
         # All rows of a float32 table are the table itself: no copy.
         chosen_MC = table_LC if labels_M is None else table_LC.index_select(0, labels_M)
-        return chosen_MC.float()
+        return chosen_MC.to(_working_type(table_LC))
 
     @staticmethod
     @once_differentiable
@@ -109,6 +112,11 @@ class _Lookup(torch.autograd.Function):
             labels_M = torch.arange(ctx.shape[0], device=gradients_MC.device)
         sparse = torch.sparse_coo_tensor(labels_M.long()[None], gradients_MC, ctx.shape, check_invariants=False)
         return sparse, None
+
+
+def _working_type(table_LC: Tensor) -> torch.dtype:
+    """What rows are computed with: float32, also for narrower storage."""
+    return torch.float64 if table_LC.dtype == torch.float64 else torch.float32
 
 
 def centroids(query_vectors_ND: Tensor, relevance: csr_matrix) -> Tensor:
@@ -141,7 +149,14 @@ def starting_rows(label_vectors_LC: Tensor, query_vectors_NC: Tensor, relevance:
 
 
 @torch.no_grad()
-def borrow_rows(dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer], *, num_neighbours: int = 10) -> Tensor:
+def borrow_rows(
+    dual_LD: Tensor,
+    rows_LC: Tensor,
+    counts_L: NDArray[np.integer],
+    *,
+    num_neighbours: int = 10,
+    ranks: Ranks | None = None,
+) -> Tensor:
     """Rows of all labels, that of an unseen label made from its nearest seen labels: [L, C].
 
     It has the mean direction and the mean length of the rows of the `num_neighbours` seen labels with the largest dual
@@ -152,9 +167,12 @@ def borrow_rows(dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer],
         rows_LC: the classifier's rows of all labels; those of unseen labels are not looked at.
         counts_L: training queries of each label; unseen labels have none.
         num_neighbours: seen labels that an unseen one borrows from.
+        ranks: those that hold the other labels; an unseen label borrows from the labels of all.
     """
     seen_L = _seen(counts_L, dual_LD)
     filled_LC = rows_LC.to(dual_LD).masked_fill(~seen_L[:, None], 0.0)
+    if ranks is not None and ranks.size > 1:
+        return _borrow_over_ranks(functional.normalize(dual_LD, dim=1), filled_LC, seen_L, num_neighbours, ranks)
     if bool(seen_L.all()) or not bool(seen_L.any()):
         return filled_LC
     dual_LD = functional.normalize(dual_LD, dim=1)
@@ -167,6 +185,31 @@ def borrow_rows(dual_LD: Tensor, rows_LC: Tensor, counts_L: NDArray[np.integer],
         for values in (functional.normalize(seen_rows_SC, dim=1), lengths_S1)
     )
     filled_LC[~seen_L] = functional.normalize(directions_UC, dim=1) * lengths_U1
+    return filled_LC
+
+
+def _borrow_over_ranks(dual_LD: Tensor, filled_LC: Tensor, seen_L: Tensor, num_neighbours: int, ranks: Ranks) -> Tensor:
+    """The same over ranks: each searches its seen labels, and adds the rows of those it holds among the nearest."""
+    seen_counts_R = ranks.concatenate(seen_L.sum()[None])
+    unseen_counts_R = ranks.concatenate((~seen_L).sum()[None])
+    num_neighbours = min(num_neighbours, int(seen_counts_R.sum()))
+    if not num_neighbours or not int(unseen_counts_R.sum()):
+        return filled_LC
+    first = int(seen_counts_R[: ranks.rank].sum())
+    seen_ids = np.arange(first, first + int(seen_L.sum()))
+    unseen_VD = ranks.concatenate(dual_LD[~seen_L])
+    nearest_VK = search_shards(unseen_VD, dual_LD[seen_L], num_neighbours, label_ids=seen_ids, ranks=ranks).ids - first
+    held_VK = (nearest_VK >= 0) & (nearest_VK < len(seen_ids))
+    # One row more, of zeros, stands for what others hold.
+    places_VK = torch.from_numpy(np.where(held_VK, nearest_VK, len(seen_ids))).to(dual_LD.device)
+    rows_SC = functional.pad(filled_LC[seen_L], (0, 0, 0, 1))
+    lengths_S1 = torch.linalg.vector_norm(rows_SC, dim=1, keepdim=True)
+    sums_VC = functional.embedding_bag(
+        places_VK, torch.cat([functional.normalize(rows_SC, dim=1), lengths_S1], dim=1), mode="sum"
+    )
+    means_VC = ranks.sum(sums_VC) / num_neighbours
+    own = slice(int(unseen_counts_R[: ranks.rank].sum()), int(unseen_counts_R[: ranks.rank + 1].sum()))
+    filled_LC[~seen_L] = (functional.normalize(means_VC[:, :-1], dim=1) * means_VC[:, -1:])[own]
     return filled_LC
 
 

@@ -38,12 +38,15 @@ class Encoder(Protocol):
 
 
 def embed(encoder: Encoder, tokens: Tokens, *, device: torch.device | str = "cpu", progress: bool = False) -> Tensor:
-    """Embed every text with dropout off: float32 [len(tokens), dimension] on `device`, in the order of the tokens.
+    """Embed every text with dropout off: [len(tokens), dimension] on `device`, in the order of the tokens.
+
+    Vectors are float32, or float64 where the encoder's weights are.
 
     The encoder works where its weights are, whatever `device` is; its training mode is as before afterwards.
     """
-    output_ND = torch.empty(len(tokens), encoder.dimension, device=device)
-    home = next(encoder.parameters()).device
+    weight = next(encoder.parameters())
+    home, dtype = weight.device, torch.float64 if weight.dtype == torch.float64 else torch.float32
+    output_ND = torch.empty(len(tokens), encoder.dimension, device=device, dtype=dtype)
     was_training = encoder.training
     encoder.train(False)
     try:

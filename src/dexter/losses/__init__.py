@@ -7,10 +7,11 @@ from dexter.losses.bce import bce
 from dexter.losses.decoupled import decoupled_softmax
 from dexter.losses.differentiable import ValueAndGradients, value_and_grad
 from dexter.losses.psl import psl
-from dexter.losses.settings import OneProcess, Saving, Shard, Streaming
+from dexter.losses.settings import Saving, Shard, Streaming
 from dexter.losses.softmax import softmax
 from dexter.losses.topk import soft_topk
 from dexter.losses.triplet import triplet
+from dexter.ranks import OneProcess
 
 __all__ = [
     "OneProcess",

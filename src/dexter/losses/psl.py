@@ -10,9 +10,10 @@ from torch import Tensor
 from dexter.batches.batch import Positives
 from dexter.errors import UsageError
 from dexter.losses.differentiable import differentiable
-from dexter.losses.settings import OneProcess, Streaming
+from dexter.losses.settings import Streaming
 from dexter.losses.softmax import Reduction, check_reduction, check_temperature, solve_softmax
 from dexter.losses.streaming import Gradients, Problem, working_type
+from dexter.ranks import OneProcess
 
 
 def psl(

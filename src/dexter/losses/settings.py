@@ -11,7 +11,7 @@ Two modes, one function:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from dexter.errors import UsageError
@@ -60,7 +60,7 @@ class Streaming:
     """Labels whose largest gradient weight |d loss_i / d s_il| within a block of queries is below this are left out of
     the gradient products. The value is not affected. Each gradient row is off by at most skip_below x the sum of the
     norms of what was left out (divided by the temperature and the number of queries). 0 is exact."""
-    shard: Shard = OneProcess()
+    shard: Shard = field(default_factory=OneProcess)
     """The ranks that hold the other labels. Gradients of queries are then this rank's part: the caller sums them."""
     saving: Saving | None = None
     """A record that is added to when `skip_below` is set."""

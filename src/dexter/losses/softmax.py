@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
 from dexter.batches.batch import Positives

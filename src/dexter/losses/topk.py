@@ -83,7 +83,8 @@ def soft_topk(
         problem = Problem(
             queries, labels, positives, gradients, multiplier=alpha / temperature, streaming=settings, ignore=ignore
         )
-        choices_B = problem.shard.sum(-problem.masked.counts(problem.num_rows).to(problem.dtype)) + problem.num_labels_over_ranks
+        masked_B = problem.shard.sum(problem.masked.counts(problem.num_rows).to(problem.dtype))
+        choices_B = problem.num_labels_over_ranks - masked_B
         k_B = _check_k(k, choices_B, problem.chosen_B, num_queries=len(queries))
         total = problem.queries_BD.new_zeros(())
         for block in problem.blocks():

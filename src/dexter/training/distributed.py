@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from dexter.errors import ResourceError, UsageError
 from dexter.launch import Launch, read_launch
@@ -29,6 +31,8 @@ from dexter.training.heartbeat import Heartbeat
 
 HUNG_SECONDS = 45.0
 """A rank without a sign of life for so long is named and given up; the environment's DEXTER_HUNG_SECONDS changes it."""
+_joins = count()
+"""Every group of a process meets under a name of its own."""
 _PATIENCE = timedelta(minutes=30)
 """How long a rank that lives may keep the others waiting."""
 
@@ -108,7 +112,7 @@ class World:
         return joined_ND
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """The first rank's tensor, on all ranks; every rank brings one of its shape and type, and gets it back filled."""
+        """The first rank's tensor on all ranks: each brings one of its shape and type, and gets it back filled."""
         if self.size > 1:
             with self._meeting("broadcast", values.nbytes):
                 dist.broadcast(values, src=0)
@@ -119,6 +123,8 @@ class World:
         values = values.detach().cpu().contiguous()
         if self.size == 1:
             return [values]
+        if values.dtype == torch.bfloat16:
+            return [part.view(torch.bfloat16) for part in self.collect(values.view(torch.int16))]
         counts = self._all_gathered(torch.tensor([len(values)]), "collect").flatten().tolist()
         padded = _padded(values, max(counts))
         parts = [torch.empty_like(padded) for _ in counts] if self.is_first else None
@@ -212,13 +218,14 @@ def joined() -> Iterator[World]:
 def _start(launch: Launch) -> Heartbeat:
     """Make the process group, and begin to beat."""
     seconds = _hung_seconds()
-    store, rank, size = next(dist.rendezvous("env://"))
+    store, rank, size = next(rendezvous("env://"))
+    name = f"dexter/{launch.restarts}/{next(_joins)}"
     # A connection of its own: the group's may be waiting for an answer when a beat is due.
-    heartbeat = Heartbeat(
-        dist.PrefixStore(f"dexter/{launch.restarts}", store.clone()), rank=rank, size=size, seconds=seconds
-    )
+    groups = dist.PrefixStore(f"{name}/group", store)  # type: ignore[attr-defined]
+    own = dist.PrefixStore(f"{name}/beats", store.clone())  # type: ignore[attr-defined]
+    heartbeat = Heartbeat(own, rank=rank, size=size, seconds=seconds)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+    dist.init_process_group(backend, store=groups, rank=rank, world_size=size, timeout=_PATIENCE)
     dist.all_reduce(torch.zeros(1))
     heartbeat.start()
     return heartbeat

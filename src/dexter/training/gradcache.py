@@ -29,6 +29,10 @@ class Side:
     """Rows whose gradient norm is below this share of the largest are not replayed; 0: all are."""
     cut_again: Callable[[Rows], Sequence[Rows]] | None = None
     """How to cut the rows to be replayed; None where encoding is random: a micro-batch is then replayed whole."""
+    empty: Tensor | None = None
+    """Representations of no rows, for a side that may be without any."""
+    over_ranks: Callable[[Tensor], Tensor] | None = None
+    """Where ranks have different rows: the largest of a number among them, which `backward_share` is a share of."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,9 @@ def backward(objective: Callable[..., Tensor], *sides: Side) -> Outcome:
 
 
 def _embed(side: Side) -> _Cached:
+    if not side.micro_batches:
+        assert side.empty is not None
+        return _Cached(side.empty.detach().requires_grad_())
     if len(side.micro_batches) == 1:
         output = side.encode(side.micro_batches[0])
         order = torch.from_numpy(side.micro_batches[0]).to(output.device)
@@ -89,7 +96,7 @@ def _embed(side: Side) -> _Cached:
 
 
 def _push(side: Side, cached: _Cached, gradient: Tensor) -> int:
-    keep = _rows_to_replay(gradient, side.backward_share)
+    keep = _rows_to_replay(gradient, side)
     if cached.graphs:
         order = torch.from_numpy(side.micro_batches[0]).to(gradient.device)
         if cached.graphs[0].requires_grad:
@@ -118,9 +125,12 @@ def _replays(side: Side, cached: _Cached, keep: NDArray[np.bool_]) -> Iterator[t
             yield rows, state
 
 
-def _rows_to_replay(gradient: Tensor, share: float) -> Tensor:
+def _rows_to_replay(gradient: Tensor, side: Side) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
-    return norms >= share * norms.max() if len(norms) else norms.bool()
+    largest = norms.max() if len(norms) else norms.new_zeros(())
+    if side.backward_share and side.over_ranks is not None:
+        largest = side.over_ranks(largest)
+    return norms >= side.backward_share * largest
 
 
 def _gradient(representations: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class Heartbeat:
         if gone:
             return (
                 f"{_named(gone)} gave no sign of life for {self._seconds:.0f} s while rank {self._rank} waited in "
-                f"{waiting[0]}: stopped, cut off or dead; start again with --resume, or let torchrun --max-restarts do it"
+                f"{waiting[0]}: stopped, cut off or dead; start again with --resume, or use torchrun --max-restarts"
             )
         behind = [f"rank {rank} ({sight.doing})" for rank, sight in others if sight.meetings < self._meetings]
         if behind and now - max(self._warned, waiting[1]) >= self._seconds / 2:

@@ -17,7 +17,20 @@ _QUIET_SECONDS = 30.0
 """Where there is no terminal, one line of progress every so many seconds."""
 
 
-class Journal:
+class SilentJournal:
+    """For the ranks that leave it to the first to speak."""
+
+    def record(self, step: int, kind: str, **values: Any) -> None:
+        """Say nothing."""
+
+    def advance(self, step: int, *, loss: float, texts_per_second: float) -> None:
+        """Say nothing."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Journal(SilentJournal):
     """Writes one JSON object per line, and shows where the run stands."""
 
     def __init__(self, path: Path, *, num_steps: int, first_step: int, tensorboard: bool = False) -> None:

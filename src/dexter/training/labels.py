@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dexter.ranks import OneProcess, Ranks
+
 _HARD_SHARE = 0.01
 """A label is kept fresh while its gradient norm is at least this share of the largest."""
 
@@ -37,10 +39,18 @@ class DistinctTexts:
 class LabelSide:
     """Chooses the texts to encode in a step, and puts the labels' representations together."""
 
-    def __init__(self, places: NDArray[np.int64], *, refresh: int = 1) -> None:
+    def __init__(self, places: NDArray[np.int64], *, refresh: int = 1, ranks: Ranks | None = None) -> None:
+        """Labels by the place of their text.
+
+        Args:
+            places: for every label (of this rank), the place of its text among the distinct ones (of this rank).
+            refresh: steps until a representation is made anew.
+            ranks: those that hold the other labels; texts are dealt out among them (`dexter.batches.holding`).
+        """
         self.places = places
         self.refresh = refresh
-        self._num_texts = int(places.max()) + 1
+        self._ranks = ranks or OneProcess()
+        self._num_texts = int(places.max(initial=-1)) + 1
         self._old: Tensor | None = None
         self._hard = np.zeros(self._num_texts, dtype=bool)
         self._mixed: Tensor | None = None
@@ -52,7 +62,8 @@ class LabelSide:
         if self.refresh > 1 and labels is None:
             if self._old is None:
                 return np.arange(self._num_texts)
-            due = np.arange(self._num_texts) % self.refresh == step % self.refresh
+            numbers = np.arange(self._num_texts) * self._ranks.size + self._ranks.rank
+            due = numbers % self.refresh == step % self.refresh
             due |= self._hard
             due[self.places[needed]] = True
             return np.flatnonzero(due)
@@ -72,7 +83,8 @@ class LabelSide:
         """After the backward pass: remember which labels mattered."""
         if self._mixed is not None and self._mixed.grad is not None:
             norms = self._mixed.grad.norm(dim=1)
-            self._hard = (norms >= _HARD_SHARE * norms.max()).cpu().numpy()
+            largest = self._ranks.max(norms.max() if len(norms) else norms.new_zeros(()))
+            self._hard = (norms >= _HARD_SHARE * largest).cpu().numpy()
         self._mixed = None
 
     def state(self) -> dict[str, Tensor]:

@@ -14,12 +14,16 @@ from dexter import losses
 from dexter.batches.pool import Pool
 from dexter.config import HeadConfig, LossConfig
 from dexter.encoders.heads import ClassifierHead, DualHead
+from dexter.training.distributed import World
 
 _MEGABYTE = 2**20
 
 
 class Objective(nn.Module):
-    """The loss of a batch, given what the encoder made of its queries and of its labels' texts."""
+    """The loss of a batch, given what the encoder made of its queries and of its labels' texts.
+
+    With several ranks, each has its part of the queries and its part of the labels; the loss is that of all pairs.
+    """
 
     def __init__(
         self,
@@ -29,15 +33,20 @@ class Objective(nn.Module):
         head: HeadConfig,
         *,
         num_labels: int,
+        world: World | None = None,
     ) -> None:
         super().__init__()
+        self.world = world or World()
         self.dual = dual
         self.classifier = classifier
         self.config = loss
         self.encoder_weight = head.encoder_weight if classifier is not None else 1.0
         self.saving = losses.Saving()
         self.streaming = losses.Streaming(
-            memory_budget=loss.memory_megabytes * _MEGABYTE, skip_below=loss.skip_below, saving=self.saving
+            memory_budget=loss.memory_megabytes * _MEGABYTE,
+            skip_below=loss.skip_below,
+            saving=self.saving,
+            shard=self.world,
         )
         if loss.name == "bce" and loss.learn_scale:
             self.scale = nn.Parameter(torch.tensor(1.0))
@@ -49,25 +58,37 @@ class Objective(nn.Module):
         return self.encoder_weight > 0.0
 
     def forward(
-        self, queries_BD: Tensor, labels_MD: Tensor | None, pool: Pool, classifier_pool: Pool | None = None
+        self,
+        queries_BD: Tensor,
+        labels_MD: Tensor | None,
+        pool: Pool,
+        classifier_pool: Pool | None = None,
+        *,
+        num_queries: int | None = None,
     ) -> Tensor:
-        """The weighted loss of both heads; `labels_MD` are the representations of the pool's labels."""
+        """The weighted loss of both heads; `labels_MD` are the representations of the pool's labels.
+
+        Queries and labels are those of this rank, of `num_queries` on all ranks; pools name its labels.
+        """
+        num_queries = len(queries_BD) if num_queries is None else num_queries
         total = queries_BD.new_zeros(())
         if labels_MD is not None and self.needs_label_texts:
             labels_M = _tensor(pool.labels, queries_BD)
             vectors_MD = self.dual.labels(labels_MD, labels_M)
-            total = total + self.encoder_weight * self._loss(self.dual.queries(queries_BD), vectors_MD, pool)
+            vectors_BD = self.world.joined_rows(self.dual.queries(queries_BD), num_queries)
+            total = total + self.encoder_weight * self._loss(vectors_BD, vectors_MD, pool)
         if self.classifier is not None and self.encoder_weight < 1.0:
             pool = classifier_pool or pool
             rows_MD = self.classifier.labels(_tensor(pool.labels, queries_BD))
-            loss = self._loss(self.classifier.queries(queries_BD), rows_MD, pool)
+            vectors_BC = self.world.joined_rows(self.classifier.queries(queries_BD), num_queries)
+            loss = self._loss(vectors_BC, rows_MD, pool)
             total = total + (1.0 - self.encoder_weight) * loss
         return total
 
     def _loss(self, queries_BD: Tensor, labels_MD: Tensor, pool: Pool) -> Tensor:
         loss: Callable[..., Tensor] = getattr(losses, self.config.name)
         # A mean over all labels makes gradients smaller than Adam's epsilon; a sum over labels does not.
-        scale = len(labels_MD) if self.config.name == "bce" else 1
+        scale = pool.num_labels if self.config.name == "bce" else 1
         return scale * loss(
             queries_BD,
             labels_MD,
@@ -94,6 +115,11 @@ class Objective(nn.Module):
         if pool.log_inclusion is not None:
             settings["negative_offsets"] = torch.from_numpy(-pool.log_inclusion).to(like.device)
         return settings
+
+
+def is_by_label(name: str) -> bool:
+    """Whether a parameter of an objective has one row per label, of which a rank holds those of its own."""
+    return ".table." in name or ".prior." in name
 
 
 def _tensor(labels: np.ndarray | None, like: Tensor) -> Tensor | None:

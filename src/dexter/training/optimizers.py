@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dexter.ranks import OneProcess, Ranks
 from dexter.training.rows import RowOptimizer
 
 _BETAS = (0.9, 0.99)
@@ -27,13 +28,18 @@ class Part:
     weight_decay: float = 0.0
     sparse: bool = False
     """Whether their gradients are row-sparse."""
+    by_label: bool = False
+    """Whether they have a row per label, of which a rank holds those of its own; others are the same on all ranks."""
 
 
 class Optimizers:
     """The optimisers of a run, stepped together under one schedule."""
 
-    def __init__(self, parts: Sequence[Part], *, num_steps: int, warmup: float, seed: int = 0) -> None:
+    def __init__(
+        self, parts: Sequence[Part], *, num_steps: int, warmup: float, seed: int = 0, ranks: Ranks | None = None
+    ) -> None:
         self.parts = parts
+        self._ranks = ranks or OneProcess()
         self.num_steps = num_steps
         self.num_warmup = max(1, round(warmup * num_steps))
         dense = [group for part in parts if not part.sparse for group in _dense_groups(part)]
@@ -53,7 +59,7 @@ class Optimizers:
         """Update every parameter with the learning rate of this step, and forget the gradients."""
         factor = self.schedule(step)
         if gradient_clip:
-            nn.utils.clip_grad_norm_(self._dense_parameters(), gradient_clip)
+            self._clip(gradient_clip)
         for optimizer, peaks in zip(self._optimizers, self._peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
@@ -66,24 +72,35 @@ class Optimizers:
             return (step + 1) / self.num_warmup
         return max(0.0, (self.num_steps - step) / max(1, self.num_steps - self.num_warmup))
 
-    def state(self) -> dict[str, Tensor]:
-        """Every tensor of the optimisers' state, by dotted name."""
+    def state(self, *, by_label: bool) -> dict[str, Tensor]:
+        """Tensors of the optimisers' state by dotted name: those with a row per label, or all others."""
         return {
             f"{name}.{key}": torch.as_tensor(value)
-            for name, parameter, optimizer in self._named()
+            for name, parameter, optimizer, part in self._named()
             for key, value in optimizer.state[parameter].items()
+            if by_label == (part.by_label and torch.as_tensor(value).ndim > 0)
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
-        for name, parameter, optimizer in self._named():
+        for name, parameter, optimizer, _ in self._named():
             prefix = f"{name}."
             entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
             optimizer.state[parameter] = {
                 key: value.to(parameter.device) if value.ndim else value for key, value in entries.items()
             }
 
-    def _named(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
+    def _clip(self, largest_norm: float) -> None:
+        """Scale dense gradients down to a norm, that of the labels of all ranks included."""
+        if self._ranks.size == 1:
+            nn.utils.clip_grad_norm_(self._dense_parameters(), largest_norm)
+            return
+        squares = [_square_of_norm(part) for part in self.parts if not part.sparse and not part.by_label]
+        own = [_square_of_norm(part) for part in self.parts if not part.sparse and part.by_label]
+        total = torch.stack([*squares, self._ranks.sum(torch.stack([*own, torch.zeros_like(squares[0])]).sum())]).sum()
+        nn.utils.clip_grads_with_norm_(self._dense_parameters(), largest_norm, total.sqrt())
+
+    def _named(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer, Part]]:
         owners = {
             id(parameter): optimizer
             for optimizer in self._optimizers
@@ -92,10 +109,16 @@ class Optimizers:
         }
         for part in self.parts:
             for name, parameter in part.parameters:
-                yield f"{part.name}/{name}", parameter, owners[id(parameter)]
+                yield f"{part.name}/{name}", parameter, owners[id(parameter)], part
 
     def _dense_parameters(self) -> list[nn.Parameter]:
         return [parameter for part in self.parts if not part.sparse for _, parameter in part.parameters]
+
+
+def _square_of_norm(part: Part) -> Tensor:
+    gradients = [parameter.grad for _, parameter in part.parameters if parameter.grad is not None]
+    norm: Tensor = nn.utils.get_total_norm(gradients)
+    return norm.to(part.parameters[0][1].device).square()
 
 
 def _dense_groups(part: Part) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, identity, vstack
 from torch import nn
 
+from dexter.batches.holding import Holding
 from dexter.config import Config
 from dexter.data import Dataset, Split
 from dexter.data.tokens import Tokens
@@ -15,6 +16,8 @@ from dexter.encoders.classifier import ClassifierTable, starting_rows
 from dexter.encoders.embed import Encoder, embed
 from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.encoders.static import StaticEncoder
+from dexter.ranks import OneProcess, Ranks
+from dexter.training.distributed import World
 from dexter.training.objective import Objective
 from dexter.training.optimizers import Optimizers, Part
 
@@ -40,17 +43,19 @@ def build_objective(
     *,
     query_tokens: Tokens,
     label_tokens: Tokens,
-    places: NDArray[np.int64],
+    holding: Holding,
     relevance: csr_matrix,
+    world: World,
 ) -> Objective:
     """The heads that the settings name; the classifier starts from label embeddings and query centroids.
 
-    `label_tokens` are those of the distinct label texts, and `places` says which of them each label has.
+    `label_tokens` are those of the distinct texts of the labels that this rank holds: heads have rows for these only.
     """
-    head, loss, num_labels = config.head, config.loss, len(label_counts)
+    head, loss, device = config.head, config.loss, world.device(config.train.device)
+    held_counts = label_counts[holding.labels]
 
     def prior() -> LabelPrior | None:
-        return LabelPrior(label_counts, relevance.shape[0]) if loss.prior else None
+        return LabelPrior(held_counts, relevance.shape[0]) if loss.prior else None
 
     dual = DualHead(
         temperature=loss.temperature,
@@ -64,37 +69,45 @@ def build_objective(
     if head.classifier:
         size = head.projection or encoder.dimension
         classifier = ClassifierHead(
-            ClassifierTable(num_labels, size, storage=head.storage, dropout=head.row_dropout),
+            ClassifierTable(len(holding.labels), size, storage=head.storage, dropout=head.row_dropout),
             temperature=loss.temperature,
             input_size=encoder.dimension,
             projection=head.projection,
             dropout=head.dropout,
             prior=prior(),
         )
-    objective = Objective(dual, classifier, loss, head, num_labels=num_labels).to(config.train.device)
+    objective = Objective(dual, classifier, loss, head, num_labels=holding.num_labels, world=world).to(device)
     if classifier is not None:
         objective.eval()
         with torch.inference_mode():
-            queries, texts = (
-                classifier.project(embed(encoder, tokens, device=config.train.device))
-                for tokens in (query_tokens, label_tokens)
+            own_queries, texts = (
+                classifier.project(embed(encoder, tokens, device=device))
+                for tokens in (query_tokens.part(world.part(len(query_tokens))), label_tokens)
             )
-            labels = texts[torch.from_numpy(places).to(texts.device)]
-            rows = starting_rows(labels, queries, relevance)
+            labels = texts[torch.from_numpy(holding.places).to(device)]
+            rows = starting_rows(labels, world.concatenate(own_queries), holding.columns(relevance))
         classifier.table.initialise(rows)
     return objective
 
 
 def build_optimizers(
-    config: Config, encoder: nn.Module, objective: Objective, *, num_steps: int, touched: NDArray[np.int64]
+    config: Config,
+    encoder: nn.Module,
+    objective: Objective,
+    *,
+    num_steps: int,
+    touched: NDArray[np.int64],
+    ranks: Ranks | None = None,
 ) -> Optimizers:
     """Each part with its learning rate; the static encoder's table row-sparse where a step touches few rows.
 
-    `touched` are the token ids of a typical step.
+    `touched` are the token ids of a typical step, as far as this rank has to do with them.
     """
     train = config.train
     named = list(encoder.named_parameters())
-    sparse = isinstance(encoder, StaticEncoder) and _share(touched, encoder.num_rows) < SPARSE_BELOW
+    sparse = (
+        isinstance(encoder, StaticEncoder) and _share(touched, encoder.num_rows, ranks or OneProcess()) < SPARSE_BELOW
+    )
     if isinstance(encoder, StaticEncoder):
         encoder.sparse = sparse
     tables = [(name, value) for name, value in named if sparse and name == "table"]
@@ -112,7 +125,7 @@ def build_optimizers(
         *_objective_parts(config, objective),
     ]
     used = [part for part in parts if part.parameters]
-    return Optimizers(used, num_steps=num_steps, warmup=train.warmup, seed=config.seed)
+    return Optimizers(used, num_steps=num_steps, warmup=train.warmup, seed=config.seed, ranks=ranks)
 
 
 def _objective_parts(config: Config, objective: Objective) -> list[Part]:
@@ -121,10 +134,18 @@ def _objective_parts(config: Config, objective: Objective) -> list[Part]:
     named = list(objective.named_parameters())
     tables = [(name, value) for name, value in named if name.startswith("classifier.table.")]
     projections = [(name, value) for name, value in named if ".project." in name]
-    apart = {name for name, _ in tables + projections}
+    priors = [(name, value) for name, value in named if ".prior." in name]
+    apart = {name for name, _ in tables + projections + priors}
     return [
         Part(name="heads", parameters=projections, learning_rate=train.head_learning_rate),
-        Part(name="classifier", parameters=tables, learning_rate=train.classifier_learning_rate, sparse=True),
+        Part(
+            name="classifier",
+            parameters=tables,
+            learning_rate=train.classifier_learning_rate,
+            sparse=True,
+            by_label=True,
+        ),
+        Part(name="prior", parameters=priors, learning_rate=train.prior_learning_rate, by_label=True),
         Part(
             name="objective",
             parameters=[(name, value) for name, value in named if name not in apart],
@@ -133,9 +154,11 @@ def _objective_parts(config: Config, objective: Objective) -> list[Part]:
     ]
 
 
-def _share(ids: NDArray[np.int64], num_rows: int) -> float:
-    """The share of a static encoder's rows that some features touch."""
-    return len(np.unique(ids % num_rows)) / num_rows
+def _share(ids: NDArray[np.int64], num_rows: int, ranks: Ranks) -> float:
+    """The share of a static encoder's rows that the features of all ranks touch."""
+    touched = torch.zeros(num_rows, dtype=torch.int32)
+    touched[torch.from_numpy(np.unique(ids % num_rows))] = 1
+    return int(ranks.max(touched).sum()) / num_rows
 
 
 def _with_label_queries(split: Split, dataset: Dataset) -> Split:

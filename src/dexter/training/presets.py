@@ -46,14 +46,14 @@ def resolve_presets(config: Config, dataset: Dataset) -> Config:
     )
 
 
-def describe(config: Config, *, num_steps: int) -> str:
+def describe(config: Config, *, num_steps: int, ranks: int = 1) -> str:
     """One line that says what a run will do, with so many steps per epoch."""
     train = config.train
     return (
         f"recipe {config.recipe}: {config.encoder.kind} encoder, loss {config.loss.name}, pool {config.batch.pool}, "
         f"{train.epochs} epochs of {num_steps:,} steps x {config.batch.size} queries, "
         f"learning rate {train.learning_rate:.2g}, {train.tokens_per_micro_batch:,} tokens per micro-batch, "
-        f"{train.device}, {train.threads} threads"
+        f"{train.device}, {train.threads} threads" + (f", {ranks} processes" if ranks > 1 else "")
     )
 
 

@@ -137,7 +137,7 @@ class _Rows:
     generator: torch.Generator
 
     def read(self, name: str) -> Tensor:
-        return self.state[name].index_select(0, self.rows).float()
+        return _widened(self.state[name].index_select(0, self.rows))
 
     def write(self, name: str, values: Tensor) -> None:
         self._store(self.state[name], values)
@@ -149,7 +149,7 @@ class _Rows:
         return counts.double()
 
     def subtract(self, change: Tensor) -> None:
-        self._store(self.table, self.table.index_select(0, self.rows).float().sub_(change))
+        self._store(self.table, _widened(self.table.index_select(0, self.rows)).sub_(change))
 
     def _store(self, target: Tensor, values: Tensor) -> None:
         if target.dtype == torch.bfloat16:
@@ -164,8 +164,8 @@ def _adam(rows: _Rows, gradients_UD: Tensor, group: Group) -> None:
     rows.write("exp_avg", means_UD)
     rows.write("exp_avg_sq", squares_UD)
     counts_U1 = rows.count()
-    rates_U1 = (group["lr"] / (1 - beta1**counts_U1)).float()
-    spreads_U1 = (1 - beta2**counts_U1).sqrt().float()
+    rates_U1 = (group["lr"] / (1 - beta1**counts_U1)).to(gradients_UD)
+    spreads_U1 = (1 - beta2**counts_U1).sqrt().to(gradients_UD)
     roots_UD = squares_UD.sqrt_().div_(spreads_U1).add_(group["eps"])
     rows.subtract(means_UD.div_(roots_UD).mul_(rates_U1))
 
@@ -180,8 +180,8 @@ def _adagrad(rows: _Rows, gradients_UD: Tensor, group: Group) -> None:
 
 
 def sum_by_row(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a row-sparse gradient, ascending and each once, and their summed values: [U] and [U, D] float32."""
-    gradient = gradient.float()
+    """The rows of a row-sparse gradient, ascending and each once, and their summed values: [U] and [U, D], wide."""
+    gradient = _widened(gradient)
     if not gradient.is_coalesced():
         rows_U = gradient._indices()[0]
         # A pool of labels is ascending already: then there is nothing to sum, and no copy is made.
@@ -222,14 +222,21 @@ def _fresh_state(parameter: Tensor, group: Group) -> State:
         state["exp_avg"] = _zeros_like(parameter, group)
         state["exp_avg_sq"] = _zeros_like(parameter, group)
     elif group["accumulate"] == "row":
-        state["sum"] = torch.zeros(len(parameter), device=parameter.device)
+        state["sum"] = torch.zeros(len(parameter), dtype=_widened(parameter).dtype, device=parameter.device)
     else:
         state["sum"] = _zeros_like(parameter, group)
     return state
 
 
 def _zeros_like(parameter: Tensor, group: Group) -> Tensor:
-    return torch.zeros_like(parameter, dtype=group["state_dtype"], requires_grad=False)
+    # A table of float64 (for comparisons, not for training) has state that is as wide.
+    dtype = torch.float64 if parameter.dtype == torch.float64 else group["state_dtype"]
+    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+
+
+def _widened(values: Tensor) -> Tensor:
+    """Values as they are computed with: float32, or float64 where they are that."""
+    return values if values.dtype == torch.float64 else values.float()
 
 
 def _as_table(values: Tensor) -> Tensor:
@@ -258,7 +265,7 @@ def _check_group(group: Group) -> None:
     if not all(0 <= beta < 1 for beta in group["betas"]):
         raise UsageError(f"row optimiser: betas are {group['betas']}: expected numbers in [0, 1)")
     for parameter in group["params"]:
-        if parameter.dtype not in (torch.float32, torch.bfloat16) or not parameter.ndim:
+        if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float64) or not parameter.ndim:
             raise UsageError(
                 f"row optimiser: a parameter of type {parameter.dtype} and shape {tuple(parameter.shape)}: "
                 "expected rows of float32 or bfloat16"

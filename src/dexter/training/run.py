@@ -6,6 +6,7 @@ run/   config.toml      every setting, as resolved
        checkpoints/     the newest two states, each whole
        model/           the best model on validation (see `dexter.model`)
        run.json         how it ended
+       launch           which torchrun started it, if one did: after a restart it goes on by itself
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dexter.errors import UsageError
 from dexter.files import remove_leftovers, write_json, write_text
 from dexter.training.presets import resolve_presets
 
-_CONFIG, _DATA, _END = "config.toml", "data.sha256", "run.json"
+_CONFIG, _DATA, _END, _LAUNCH = "config.toml", "data.sha256", "run.json", "launch"
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,12 @@ class Run:
 
 
 def open_run(
-    folder: Path, dataset: Dataset, recipe: str | Path, overrides: Mapping[str, Any], *, resume: bool
+    folder: Path, dataset: Dataset, recipe: str | Path, overrides: Mapping[str, Any], *, resume: bool, launch: str = ""
 ) -> Config:
-    """Make a new run folder, or read the settings of the one to go on with."""
+    """Make a new run folder, or read the settings of the one to go on with.
+
+    `launch` names the launcher that started this process, if there is one (see `was_started_by`).
+    """
     path = folder / _CONFIG
     identity = _identity(dataset)
     if resume and path.exists():
@@ -62,8 +66,21 @@ def open_run(
         raise UsageError(f"{folder} is not empty: choose another --out, or continue that run with --resume")
     config = resolve_presets(load_config(recipe, overrides), dataset)
     write_text(folder / _DATA, identity + "\n")
+    if launch:
+        write_text(folder / _LAUNCH, launch + "\n")
     write_text(path, config_to_toml(config))
     return config
+
+
+def was_started_by(folder: Path, launch: str) -> bool:
+    """Whether a run was started by this launcher: a restarted process goes on with its own run, never with another."""
+    path = folder / _LAUNCH
+    return bool(launch) and path.exists() and path.read_text(encoding="utf-8").strip() == launch
+
+
+def read_config(folder: Path) -> Config:
+    """The settings of a run that is open."""
+    return load_config(folder / _CONFIG)
 
 
 def _setting(config: Config, key: str) -> Any:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.batches.clusters import balanced_clusters
+from dexter.batches.holding import Holding
 from dexter.batches.mining import draw_hard_negatives, mine_hard_negatives
 from dexter.batches.order import clustered, curriculum_cluster_size, shuffled
 from dexter.batches.pool import (
@@ -28,6 +29,7 @@ from dexter.batches.pool import (
 )
 from dexter.config import BatchConfig
 from dexter.data import Split
+from dexter.ranks import Ranks
 
 
 class Sampler:
@@ -60,21 +62,35 @@ class Sampler:
             wanted and position == 0 and since >= 0 and since % self.config.refresh == 0 and self._refreshed_at != epoch
         )
 
-    def refresh(self, step: int, queries_ND: Tensor, labels_LD: Tensor) -> None:
-        """Cluster the queries and mine hard negatives with the vectors of the model as it is now."""
+    def refresh(
+        self,
+        step: int,
+        queries_ND: Tensor,
+        labels_LD: Tensor,
+        *,
+        holding: Holding | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Cluster the queries and mine hard negatives with the vectors of the model as it is now.
+
+        Queries are all of the split; labels are those that this rank holds.
+        """
         epoch = step // self.steps_per_epoch
         if self.config.order == "clustered":
-            leaves = balanced_clusters(queries_ND.cpu().numpy(), self._cluster_size(epoch), seed=self.seed)
+            leaves = balanced_clusters(queries_ND.cpu().numpy(), self._cluster_size(epoch), seed=self.seed, ranks=ranks)
             self._leaf_of_query = np.empty(self.num_queries, dtype=np.int64)
             for number, leaf in enumerate(leaves):
                 self._leaf_of_query[leaf] = number
         if self.config.hard_negatives:
+            unwanted = self.relevance if self.filtered is None else self.relevance + self.filtered
             self._shortlist = mine_hard_negatives(
                 queries_ND,
                 labels_LD,
-                self.relevance if self.filtered is None else self.relevance + self.filtered,
+                unwanted if holding is None else holding.columns(unwanted),
                 num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
                 margin=self.config.suspect_margin or None,
+                label_ids=None if holding is None else holding.labels,
+                ranks=ranks,
             )
         self._refreshed_at = epoch
         self._batches = (-1, [])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.batches.batch import Positives
+from dexter.batches.holding import Holding
 from dexter.batches.pool import Pool
 from dexter.config import Config
 from dexter.data import Dataset
@@ -21,18 +22,22 @@ from dexter.data.tokens import Tokens
 from dexter.encoders import build_encoder
 from dexter.encoders.embed import embed
 from dexter.encoders.static import StaticEncoder
-from dexter.errors import DivergedError, Interrupted, ModelError
+from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
 from dexter.model import Labels, Model
-from dexter.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dexter.training.checkpoint import load_checkpoint, save_checkpoint
+from dexter.training.distributed import World, joined
 from dexter.training.gradcache import Outcome, Side, backward
+from dexter.training.gradients import add_gradients
 from dexter.training.interrupts import Interrupts
-from dexter.training.journal import Journal
+from dexter.training.journal import Journal, SilentJournal
 from dexter.training.labels import DistinctTexts, LabelSide
 from dexter.training.parts import build_objective, build_optimizers, make_splits
 from dexter.training.presets import describe
-from dexter.training.run import Run, is_finished, open_run, read_run, record_end
+from dexter.training.run import Run, is_finished, open_run, read_config, read_run, record_end, was_started_by
 from dexter.training.sampling import Sampler
+from dexter.training.sharing import check_alike, query_vectors, start_alike, whole_model
+from dexter.training.state import put_state, seed_rank, take_state
 from dexter.training.validation import validate
 
 log = logging.getLogger("dexter")
@@ -50,6 +55,8 @@ def train(
 ) -> Run:
     """Train a dual encoder and publish the best model below `out`.
 
+    Under `torchrun` all its processes train one model together; after a restart they resume by themselves.
+
     Args:
         data: a data set, or the path or name of one.
         recipe: a recipe's name or TOML file. A resumed run keeps the settings it was started with.
@@ -60,25 +67,32 @@ def train(
     """
     dataset = _loaded(data)
     folder = Path(out)
-    config = open_run(folder, dataset, recipe, overrides or {}, resume=resume)
-    if resume and is_finished(folder):
-        log.info("%s is finished already", folder)
+    with joined() as world:
+        launch = world.launch
+        if world.is_first:
+            resume = resume or (launch.restarts > 0 and was_started_by(folder, launch.name))
+            open_run(folder, dataset, recipe, overrides or {}, resume=resume, launch=launch.name)
+        resume = bool(world.agree(resume)[0])
+        if resume and is_finished(folder):
+            log.info("%s is finished already", folder)
+            return read_run(folder)
+        trainer = Trainer(read_config(folder), dataset, folder, world)
+        if world.is_first:
+            log.info("%s", describe(trainer.config, num_steps=trainer.steps_per_epoch, ranks=world.size))
+        if resume:
+            trainer.restore()
+        trainer.run(tensorboard=tensorboard)
         return read_run(folder)
-    trainer = Trainer(config, dataset, folder)
-    log.info("%s", describe(config, num_steps=trainer.steps_per_epoch))
-    if resume:
-        trainer.restore(load_checkpoint(folder / "checkpoints"))
-    trainer.run(tensorboard=tensorboard)
-    return read_run(folder)
 
 
 class Trainer:
-    """The state of a run, and the steps that change it."""
+    """The state of a run, and the steps that change it; of several ranks, each has one."""
 
-    def __init__(self, config: Config, dataset: Dataset, folder: Path) -> None:
+    def __init__(self, config: Config, dataset: Dataset, folder: Path, world: World | None = None) -> None:
         self.config, self.dataset, self.folder = config, dataset, folder
-        self.device = config.train.device
-        torch.set_num_threads(config.train.threads)
+        self.world = world = world or World()
+        self.device = world.device(config.train.device)
+        torch.set_num_threads(world.threads(config.train.threads))
         torch.manual_seed(config.seed)
         self.train_split, self.validation_split = make_splits(dataset, config)
         self.encoder = build_encoder(
@@ -86,11 +100,15 @@ class Trainer:
         )
         self.encoder.tokens_per_batch = config.train.tokens_per_micro_batch
         distinct = DistinctTexts.of(dataset.label_texts)
-        self.query_tokens = self.encoder.tokenize(self.train_split.texts, side="query", progress=True)
+        self.places = distinct.places
+        self.holding = Holding.of(distinct.places, rank=world.rank, size=world.size)
+        self.query_tokens = self.encoder.tokenize(self.train_split.texts, side="query", progress=world.is_first)
         if isinstance(self.encoder, StaticEncoder):
             self.encoder.weigh_tokens(self.query_tokens)
-        self.label_tokens = self.encoder.tokenize(distinct.texts, side="label", progress=True)
-        self.label_side = LabelSide(distinct.places, refresh=config.train.label_refresh)
+        start_alike(world, self.encoder)
+        held_texts = [distinct.texts[text] for text in self.holding.texts]
+        self.label_tokens = self.encoder.tokenize(held_texts, side="label", progress=world.is_first)
+        self.label_side = LabelSide(self.holding.places, refresh=config.train.label_refresh, ranks=world)
         counts = np.bincount(self.train_split.relevance.indices, minlength=dataset.num_labels)
         self.labels = Labels(dataset.label_ids, dataset.label_texts, counts)
         self.sampler = Sampler(self.train_split, config.batch, seed=config.seed)
@@ -102,12 +120,18 @@ class Trainer:
             counts,
             query_tokens=self.query_tokens,
             label_tokens=self.label_tokens,
-            places=distinct.places,
+            holding=self.holding,
             relevance=self.train_split.relevance,
+            world=world,
         )
+        start_alike(world, self.objective.dual.project)
+        if self.objective.classifier is not None:
+            start_alike(world, self.objective.classifier.project)
         self.optimizers = build_optimizers(
-            config, self.encoder, self.objective, num_steps=self.num_steps, touched=self._first_ids()
+            config, self.encoder, self.objective, num_steps=self.num_steps, touched=self._first_ids(), ranks=world
         )
+        if world.size > 1:
+            seed_rank(config.seed, world.rank)
         self.step = 0
         self.best: dict[str, float] = {}
         self.best_step = 0
@@ -117,9 +141,7 @@ class Trainer:
 
     def run(self, *, tensorboard: bool = False) -> None:
         """Take every remaining step, validate, and publish; a signal saves a checkpoint and raises `Interrupted`."""
-        journal = Journal(
-            self.folder / "metrics.jsonl", num_steps=self.num_steps, first_step=self.step, tensorboard=tensorboard
-        )
+        journal = self._journal(tensorboard=tensorboard)
         started, earlier = time.monotonic(), self.seconds
         saved_at, saved_step = started, self.step
         try:
@@ -133,83 +155,53 @@ class Trainer:
                     now = time.monotonic()
                     self.seconds = earlier + now - started
                     every = self.config.train.checkpoint_steps
-                    if (
-                        validated
-                        or interrupts.received is not None
-                        or now - saved_at > 60 * self.config.train.checkpoint_minutes
-                        or (every and self.step - saved_step >= every)
-                    ):
+                    is_late = now - saved_at > 60 * self.config.train.checkpoint_minutes
+                    # Clocks and signals differ between ranks; what follows must not.
+                    signal_number, is_due = self.world.agree(interrupts.received or 0, is_late)
+                    if validated or signal_number or is_due or (every and self.step - saved_step >= every):
                         self.save()
                         saved_at, saved_step = now, self.step
-                    if interrupts.received is not None:
+                    if signal_number:
                         raise Interrupted(
                             f"stopped by a signal after step {self.step:,} of {self.num_steps:,}; "
                             f"continue with --resume --out {self.folder}",
-                            signal_number=interrupts.received,
+                            signal_number=int(signal_number),
                         )
                 self._finish()
         finally:
             journal.close()
 
-    def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Continue from a checkpoint as if the run had never stopped."""
+    def restore(self) -> None:
+        """Continue from the newest checkpoint as if the run had never stopped; from the start where there is none."""
+        held = {"label": self.holding.labels, "text": self.holding.texts}
+        checkpoint = load_checkpoint(self.folder / "checkpoints", held=held, world=self.world)
         if checkpoint is None:
             return
-        sections: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in checkpoint.tensors.items():
-            section, _, rest = name.partition(":")
-            sections.setdefault(section, {})[rest] = tensor
-        try:
-            self.encoder.load_state_dict(sections["encoder"])
-            self.objective.load_state_dict(sections.get("objective", {}))
-        except (KeyError, RuntimeError) as error:
-            raise ModelError(f"{self.folder}: its checkpoint does not fit the data and settings ({error})") from None
-        self.optimizers.load_state(sections.get("optimizer", {}))
-        self.label_side.load_state(sections.get("labels", {}), self.device)
-        self.sampler.load_state(sections["sampler"])
-        torch.set_rng_state(sections["random"]["cpu"])
-        if "cuda" in sections["random"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state(sections["random"]["cuda"])
-        self.step = checkpoint.step
-        self.best = dict(checkpoint.values["best"])
-        self.best_step = int(checkpoint.values["best_step"])
-        self.num_worse = int(checkpoint.values["num_worse"])
-        self.seconds = float(checkpoint.values["seconds"])
-        log.info("resumed after step %d of %d", self.step, self.num_steps)
+        put_state(self, checkpoint)
+        if self.world.is_first:
+            log.info("resumed after step %d of %d", self.step, self.num_steps)
 
     def save(self) -> None:
         """Publish a checkpoint of everything that the rest of the run depends on."""
-        tensors = {f"encoder:{name}": value for name, value in self.encoder.state_dict().items()}
-        tensors |= {f"objective:{name}": value for name, value in self.objective.state_dict().items()}
-        tensors |= {f"optimizer:{name}": value for name, value in self.optimizers.state().items()}
-        tensors |= {f"labels:{name}": value for name, value in self.label_side.state().items()}
-        tensors |= {f"sampler:{name}": value for name, value in self.sampler.state().items()}
-        tensors["random:cpu"] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            tensors["random:cuda"] = torch.cuda.get_rng_state()
-        values = {
-            "best": self.best,
-            "best_step": self.best_step,
-            "num_worse": self.num_worse,
-            "seconds": self.seconds,
-        }
-        save_checkpoint(self.folder / "checkpoints", Checkpoint(self.step, tensors, values))
+        check_alike(self.world, self.encoder)
+        save_checkpoint(self.folder / "checkpoints", take_state(self), self.world)
 
     def _take_step(self) -> tuple[Outcome, NDArray[np.int64]]:
         """One batch: encode, loss, gradients, update."""
         if self.sampler.is_due_refresh(self.step):
             self._refresh()
         rows = self.sampler.rows(self.step)
-        pool = self.sampler.pool(rows, self.step)
-        classifier_pool = self.sampler.classifier_pool(pool, rows, self.step)
+        whole_pool = self.sampler.pool(rows, self.step)
+        pool = self.holding.part(whole_pool)
+        classifier_pool = self.holding.part(self.sampler.classifier_pool(whole_pool, rows, self.step))
         texts = self.label_side.texts_to_encode(pool.labels, needed=_columns(pool), step=self.step)
 
         def objective(queries_BD: Tensor, texts_UD: Tensor | None = None) -> Tensor:
             labels_MD = None if texts_UD is None else self.label_side.assemble(texts_UD, texts, pool.labels)
-            loss: Tensor = self.objective(queries_BD, labels_MD, pool, classifier_pool)
+            loss: Tensor = self.objective(queries_BD, labels_MD, pool, classifier_pool, num_queries=len(rows))
             return loss
 
-        sides = [self._side(self.query_tokens, rows)]
+        sides = [self._side(self.query_tokens, rows[self.world.part(len(rows))])]
         if self.objective.needs_label_texts:
             sides.append(self._side(self.label_tokens, texts, label=True))
         self.encoder.train()
@@ -217,6 +209,7 @@ class Trainer:
         outcome = backward(objective, *sides)
         self._check_finite(outcome, rows)
         self.label_side.learn()
+        add_gradients(self.optimizers.parts, self.world)
         self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
         self.step += 1
         return outcome, rows
@@ -224,9 +217,9 @@ class Trainer:
     def _refresh(self) -> None:
         """Cluster the queries and mine hard negatives with the model as it is now."""
         model = self._model()
-        representations = embed(self.encoder, self.query_tokens, device=self.device)
-        queries, labels = model.search_vectors(representations, head="encoder"), model.label_vectors(head="encoder")
-        self.sampler.refresh(self.step, queries, labels)
+        queries = query_vectors(self.world, model, self.query_tokens, head="encoder")
+        labels = model.label_vectors(head="encoder")
+        self.sampler.refresh(self.step, queries, labels, holding=self.holding, ranks=self.world)
 
     def _side(self, tokens: Tokens, rows: NDArray[np.int64], *, label: bool = False) -> Side:
         """How gradient caching encodes some rows of a token table."""
@@ -244,20 +237,31 @@ class Trainer:
             micro_batches=cut(np.arange(len(rows))),
             backward_share=self.config.train.label_backward if label else 0.0,
             cut_again=None if self.config.encoder.dropout else cut,
+            empty=next(self.encoder.parameters()).new_empty(0, self.encoder.dimension),
+            over_ranks=self.world.max,
         )
 
     def _check_finite(self, outcome: Outcome, rows: NDArray[np.int64]) -> None:
-        if torch.isfinite(outcome.loss) and all(torch.isfinite(gradient.sum()) for gradient in outcome.gradients):
+        finite = torch.isfinite(outcome.loss) and all(torch.isfinite(part.sum()) for part in outcome.gradients)
+        if not self.world.agree(not finite)[0]:
             return
         uids = [self.train_split.uids[row] for row in rows]
         path = self.folder / "diverged.json"
-        write_json(path, {"step": self.step, "epoch": self.step // self.steps_per_epoch, "queries": uids})
+        if self.world.is_first:
+            write_json(path, {"step": self.step, "epoch": self.step // self.steps_per_epoch, "queries": uids})
         raise DivergedError(
             f"the loss or its gradient is not finite in step {self.step:,} (queries {uids[0]!r} ... {uids[-1]!r}, "
             f"all in {path}): lower train.learning_rate or set train.gradient_clip; the last checkpoint is kept"
         )
 
-    def _log(self, journal: Journal, outcome: Outcome, rows: NDArray[np.int64], seconds: float) -> None:
+    def _journal(self, *, tensorboard: bool) -> SilentJournal:
+        if not self.world.is_first:
+            return SilentJournal()
+        return Journal(
+            self.folder / "metrics.jsonl", num_steps=self.num_steps, first_step=self.step, tensorboard=tensorboard
+        )
+
+    def _log(self, journal: SilentJournal, outcome: Outcome, rows: NDArray[np.int64], seconds: float) -> None:
         loss = float(outcome.loss)
         rate = self.step * self.config.batch.size / max(seconds, 1e-9)
         if self.step % _LOG_STEPS == 0 or self.step == self.num_steps:
@@ -281,7 +285,7 @@ class Trainer:
     def _is_patient_no_more(self) -> bool:
         return 0 < self.config.validation.patience <= self.num_worse
 
-    def _validate(self, journal: Journal) -> None:
+    def _validate(self, journal: SilentJournal) -> None:
         """Score the validation queries, and publish the model if it is the best so far."""
         assert self.validation_split is not None
         model = self._model()
@@ -289,37 +293,50 @@ class Trainer:
             self.validation_tokens = self.encoder.tokenize(self.validation_split.texts, side="query")
         metric = self.config.validation.metric
         metrics = validate(
-            model.search_vectors(embed(self.encoder, self.validation_tokens, device=self.device)),
+            query_vectors(self.world, model, self.validation_tokens),
             model.label_vectors(),
             self.validation_split,
             self.train_split.relevance,
             cut_off=self.config.validation.cut_off,
+            label_ids=self.holding.labels,
+            ranks=self.world,
         )
         is_better = not self.best or metrics[metric] > self.best[metric]
         journal.record(self.step, "validation", epoch=self.step / self.steps_per_epoch, best=is_better, **metrics)
         shown = ", ".join(
             f"{name} {metrics[name]:.2f}" for name in dict.fromkeys((metric, "P@1", "P@5", "PSP@5")) if name in metrics
         )
-        log.info("epoch %.1f: validation %s%s", self.step / self.steps_per_epoch, shown, " (best)" if is_better else "")
+        if self.world.is_first:
+            best = " (best)" if is_better else ""
+            log.info("epoch %.1f: validation %s%s", self.step / self.steps_per_epoch, shown, best)
         self.num_worse = 0 if is_better else self.num_worse + 1
         if is_better:
             self.best, self.best_step = metrics, self.step
             model.facts["validation"] = metrics
-            model.save(self.folder / "model")
+            self._publish(model)
+
+    def _publish(self, model: Model) -> None:
+        """Write the model with the labels of all ranks."""
+        whole = whole_model(self.world, model, self.labels, self.places)
+        if whole is not None:
+            whole.save(self.folder / "model")
+        self.world.barrier("model published")
 
     def _finish(self) -> None:
         if self.validation_split is None:
             self.best_step = self.step
-            self._model().save(self.folder / "model")
+            self._publish(self._model())
         self.save()
-        record_end(
-            self.folder,
-            best=self.best,
-            best_step=self.best_step,
-            seconds=self.seconds,
-            steps=self.step,
-            skipped_gradient_share=self.objective.saving.fraction,
-        )
+        if self.world.is_first:
+            record_end(
+                self.folder,
+                best=self.best,
+                best_step=self.best_step,
+                seconds=self.seconds,
+                steps=self.step,
+                skipped_gradient_share=self.objective.saving.fraction,
+            )
+        self.world.barrier("finish")
 
     def _first_ids(self) -> NDArray[np.int64]:
         """The token ids of the first step: what a typical step touches."""
@@ -329,9 +346,9 @@ class Trainer:
         return np.concatenate(parts)
 
     def _model(self) -> Model:
-        """The model as it is now, with every label freshly encoded."""
+        """The model as it is now, with every label of this rank freshly encoded."""
         texts_UD = embed(self.encoder, self.label_tokens, device=self.device)
-        places = torch.from_numpy(self.label_side.places).to(self.device)
+        places = torch.from_numpy(self.holding.places).to(self.device)
         facts = {
             "recipe": self.config.recipe,
             "data": self.dataset.name,
@@ -344,9 +361,10 @@ class Trainer:
             encoder=self.encoder,
             head=self.objective.dual,
             classifier=self.objective.classifier,
-            labels=self.labels,
+            labels=self.labels if self.holding.is_all else self.labels.part(self.holding.labels),
             representations_LD=texts_UD[places],
             facts=facts,
+            ranks=self.world,
         )
 
 

@@ -1,0 +1,141 @@
+"""The same mathematics on several ranks: each recipe and loss takes the steps of one process, to rounding.
+
+Computed in double precision: in single precision Adam turns rounding noise in gradients that should be zero into steps
+of full length, and no two orders of summation agree for long.
+"""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from dexter.batches.holding import Holding
+from dexter.config import load_config, recipe_names
+from dexter.data import Dataset
+from dexter.training import parts
+from dexter.training import trainer as module
+from dexter.training.presets import resolve_presets
+from tests.conftest import SMALL, make_world
+from tests.training.ranks import run_ranks
+
+NUM_STEPS = 30
+
+
+def settings(recipe, **changes):
+    quick = {"batch.refresh": 1, "head.dropout": 0.0, "train.epochs": 3}
+    if recipe not in ("renee", "dexter", "dexml", "dexml-topk", "infonce", "bce"):
+        quick["batch.start"] = 1
+    if recipe in ("supconde", "unidec", "unidec-pos-clf"):
+        quick["head.projection"] = 24
+    return {**SMALL, **quick, **changes}
+
+
+def widened(build):
+    """Builders of the trainer's parts that give them in double precision."""
+    return lambda *arguments, **more: build(*arguments, **more).double()
+
+
+def make_trainer(world, dataset, recipe, changes, folder):
+    config = resolve_presets(load_config(recipe, settings(recipe, **changes)), dataset)
+    with (
+        mock.patch.object(module, "build_encoder", widened(module.build_encoder)),
+        mock.patch.object(parts, "Objective", widened(parts.Objective)),
+    ):
+        return module.Trainer(config, dataset, folder, world)
+
+
+def take_steps(world, dataset, cases, folder):
+    """For each case, the losses of the steps and all weights afterwards, those with a row per label in label order."""
+    return [_steps(world, dataset, recipe, changes, folder) for recipe, changes in cases]
+
+
+def _steps(world, dataset, recipe, changes, folder):
+    trainer = make_trainer(world, dataset, recipe, changes, folder)
+    losses = [float(trainer._take_step()[0].loss) for _ in range(NUM_STEPS)]
+    weights = {f"encoder.{name}": value.numpy().copy() for name, value in trainer.encoder.state_dict().items()}
+    whole = module.whole_model(world, trainer._model(), trainer.labels, trainer.places)
+    if whole is not None:
+        weights |= {name: value.numpy().copy() for name, value in whole._head_state().items()}
+        weights["representations"] = whole.representations_LD.numpy().copy()
+    return losses, weights
+
+
+def largest_difference(got, wanted):
+    """Of losses and weights, relative to the largest entry of each tensor."""
+    losses = np.abs(np.array(got[0]) - np.array(wanted[0])).max() / np.abs(wanted[0]).max()
+    assert got[1].keys() == wanted[1].keys()
+    differences = [
+        np.abs(got[1][name] - value).max() / max(np.abs(value).max(), 1e-12)
+        for name, value in wanted[1].items()
+        if value.size
+    ]
+    return max(losses, *differences)
+
+
+def assert_equal_to_one_process(num_ranks, dataset, cases, folder):
+    expected = run_ranks(1, take_steps, dataset, cases, folder)[0]
+    for rank, answers in enumerate(run_ranks(num_ranks, take_steps, dataset, cases, folder)):
+        for (recipe, changes), got, wanted in zip(cases, answers, expected, strict=True):
+            if rank > 0:
+                wanted = (wanted[0], {name: wanted[1][name] for name in got[1]})
+            assert largest_difference(got, wanted) < 1e-6, f"{recipe} {changes} on rank {rank} of {num_ranks}"
+
+
+VARIANTS = [
+    ("dexml", {"train.label_refresh": 3}),
+    ("dexml", {"train.label_backward": 0.05, "train.tokens_per_micro_batch": 20}),
+    ("dexml", {"batch.positives": 1, "train.gradient_clip": 0.05}),
+    ("dexml", {"batch.pool": "in-batch", "batch.correct_pool": True}),
+    ("dexter", {"train.gradient_clip": 0.05, "encoder.hidden": 16}),
+    ("unidec", {"loss.prior": True, "batch.suspect_margin": 0.1}),
+]
+
+
+def test_some_recipes_on_three_ranks(tmp_path):
+    world = make_world(num_train=200, num_labels=37)
+    cases = [("dexter", {}), ("dexml-topk", {"loss.k": 3}), ("ngame", {}), ("unidec-pos-clf", {})]
+    assert_equal_to_one_process(3, world, cases, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe(tmp_path, recipe, num_ranks):
+    changes = {"loss.k": 3} if recipe == "dexml-topk" else {}
+    assert_equal_to_one_process(num_ranks, make_world(), [(recipe, changes)], tmp_path)
+
+
+@pytest.mark.slow
+def test_every_setting_that_ranks_must_agree_on(tmp_path):
+    assert_equal_to_one_process(3, make_world(), VARIANTS, tmp_path)
+
+
+def test_a_rank_without_labels_and_without_queries(tmp_path):
+    """Five labels with two texts, and batches of two queries, on three ranks."""
+    world = make_world(num_train=64, num_labels=5)
+    texts = ["river stone"] * 3 + ["cloud amber"] * 2
+    world = Dataset("twins", texts, world.label_ids, world.train, world.test)
+    changes = {"batch.size": 2, "validation.fraction": 0.0}
+    cases = [("dexml", changes), ("unidec", changes), ("dexter", changes | {"train.label_refresh": 2})]
+    assert_equal_to_one_process(3, world, cases, tmp_path)
+
+
+def test_labels_are_dealt_out_by_text():
+    places = np.array([0, 1, 0, 2, 3, 1, 4])
+    holdings = [Holding.of(places, rank=rank, size=3) for rank in range(3)]
+    assert [holding.labels.tolist() for holding in holdings] == [[0, 2, 4], [1, 5, 6], [3]]
+    assert [holding.texts.tolist() for holding in holdings] == [[0, 3], [1, 4], [2]]
+    assert holdings[1].places.tolist() == [0, 0, 1]
+    assert Holding.of(places[:2], rank=2, size=3).labels.tolist() == []
+
+
+def dropped(world, dataset, folder):
+    trainer = make_trainer(world, dataset, "dexml", {"encoder.dropout": 0.5}, folder)
+    return [torch.rand(5).tolist(), float(trainer._take_step()[0].loss)]
+
+
+def test_ranks_drop_different_features(tmp_path):
+    first, second = run_ranks(2, dropped, make_world(num_train=100), tmp_path)
+    assert first[0] != second[0]
+    assert first[1] == second[1]
