@@ -23,6 +23,7 @@ import typer
 from dexter import __version__
 from dexter.cli_labels import labels_app
 from dexter.errors import DexterError, UsageError
+from dexter.launch import read_launch
 
 if TYPE_CHECKING:
     from dexter.encoders.heads import HeadName
@@ -102,6 +103,8 @@ def common(
     ] = False,
 ) -> None:
     """Options of every verb."""
+    # Of several processes that torchrun started, the first speaks for all.
+    quiet = quiet or not read_launch().is_first
     level = logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -222,6 +225,8 @@ def train(
         resume=resume,
         tensorboard=tensorboard,
     )
+    if not read_launch().is_first:
+        return
     if as_json:
         _echo_json({"run": str(run.path), "best": run.best, "step": run.step, "seconds": run.seconds})
         return
@@ -261,6 +266,8 @@ def evaluate(
         record=record,
         index=_exact(index),
     )
+    if not read_launch().is_first:
+        return
     if as_json:
         _echo_json(result.record)
         return
@@ -273,9 +280,12 @@ def predict(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     text: Annotated[str | None, typer.Argument(help="A text; leave out to read --input or stdin.")] = None,
     input_path: Annotated[
-        Path | None, typer.Option("--input", help="A file of texts: lines, or JSONL with text and uid; .gz too.")
+        Path | None,
+        typer.Option("--input", help="A file of texts: lines, or JSONL with text and uid; .gz too; 'part-*' for many."),
     ] = None,
-    output_path: Annotated[Path | None, typer.Option("--output", help="Where to write; stdout if left out.")] = None,
+    output_path: Annotated[
+        Path | None, typer.Option("--output", help="Where to write; stdout if left out; for many files a folder.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="Labels per text.")] = 5,
     head: Head = None,
     index: UseIndex = None,
@@ -288,12 +298,26 @@ def predict(
     Example: dexter predict runs/pydocs "inverse of a matrix" -k 3
 
     Example: dexter predict runs/pydocs --input queries.jsonl --output predictions.jsonl
+
+    Example: torchrun --nproc-per-node 4 -m dexter predict runs/pydocs --input 'part-*.jsonl' --output predictions/
     """
     if text is not None and input_path is not None:
         raise UsageError("give a text or --input, not both")
+    from dexter.many_files import is_pattern, predict_files
     from dexter.predictor import Predictor
     from dexter.streams import Query, form_of, predict_texts, read_texts, write_lines
 
+    launch = read_launch()
+    if input_path is not None and is_pattern(str(input_path)):
+        if output_path is None:
+            raise UsageError(
+                f"--input {str(input_path)!r} stands for many files: name a folder for theirs with --output"
+            )
+        many = Predictor.load(run, head=_head(head))
+        predict_files(many, str(input_path), output_path, k=k, form=form or "jsonl", launch=launch)
+        return
+    if not launch.is_first:
+        return
     queries = iter([Query("1", text)]) if text is not None else read_texts(input_path)
     predictor = Predictor.load(run, head=_head(head), index=_exact(index))
     write_lines(predict_texts(predictor, queries, k=k, form=form or form_of(output_path)), output_path)
@@ -489,7 +513,9 @@ def _fail(message: str, code: int, *, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exc()
     lines = [" ".join(line.split()) for line in message.splitlines()]
-    print(f"dexter: error: {lines[0] if lines else 'unknown'}", *lines[1:], sep="\n", file=sys.stderr)
+    launch = read_launch()
+    rank = f"rank {launch.rank}: " if launch.size > 1 else ""
+    print(f"dexter: error: {rank}{lines[0] if lines else 'unknown'}", *lines[1:], sep="\n", file=sys.stderr)
     sys.exit(code)
 
 

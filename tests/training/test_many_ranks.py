@@ -13,8 +13,12 @@ import torch
 from dexter.batches.holding import Holding
 from dexter.config import load_config, recipe_names
 from dexter.data import Dataset
-from dexter.training import parts
+from dexter.errors import ModelError
+from dexter.evaluation import evaluate
+from dexter.predictor import Predictor
+from dexter.training import parts, train
 from dexter.training import trainer as module
+from dexter.training.checkpoint import load_checkpoint
 from dexter.training.presets import resolve_presets
 from tests.conftest import SMALL, make_world
 from tests.training.ranks import run_ranks
@@ -139,3 +143,59 @@ def test_ranks_drop_different_features(tmp_path):
     first, second = run_ranks(2, dropped, make_world(num_train=100), tmp_path)
     assert first[0] != second[0]
     assert first[1] == second[1]
+
+
+def go_on(world, dataset, recipe, changes, folder, until):
+    """Resume, take steps until some step, save; the losses and, on the first rank, the weights."""
+    trainer = make_trainer(world, dataset, recipe, changes, folder)
+    trainer.restore()
+    losses = []
+    while trainer.step < until:
+        losses.append(float(trainer._take_step()[0].loss))
+    trainer.save()
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"), [("unidec", {"loss.prior": True}), ("dexml", {"train.label_refresh": 3})], ids=str
+)
+def test_resumed_on_two_then_three_then_one(tmp_path, recipe, changes):
+    dataset = make_world(num_train=200)
+    whole = run_ranks(1, go_on, dataset, recipe, changes, tmp_path / "whole", NUM_STEPS)[0]
+    losses = []
+    for num_ranks, until in ((2, 11), (3, 19), (1, NUM_STEPS)):
+        losses += run_ranks(num_ranks, go_on, dataset, recipe, changes, tmp_path / "parts", until)[0]
+    np.testing.assert_allclose(losses, whole, rtol=1e-6)
+    wanted, got = (load_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "parts"))
+    assert got.tensors.keys() == wanted.tensors.keys()
+    for name, tensor in wanted.tensors.items():
+        scale = max(float(tensor.double().abs().max()), 1e-12) if tensor.numel() else 1.0
+        torch.testing.assert_close(got.tensors[name], tensor, rtol=0, atol=1e-6 * scale, msg=name)
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
+    run_ranks(1, go_on, make_world(num_train=200), "unidec", {}, tmp_path, 2)
+    with pytest.raises(ModelError, match=r"lacks rows|does not fit"):
+        run_ranks(1, go_on, make_world(num_train=200, num_labels=40), "unidec", {}, tmp_path, 2)
+
+
+def validated(world, dataset, predictor, folder):
+    report = evaluate(predictor, dataset, ks=(1, 3, 5), num_resamples=10, world=world)
+    run = train(dataset, recipe="unidec", out=folder / str(world.size), overrides=settings("unidec"))
+    return report.metrics, run.best, sorted(path.name for path in (run.path / "model" / "dexter").iterdir())
+
+
+def test_evaluation_validation_and_the_published_model_on_three_ranks(world, trained, tmp_path):
+    """Test queries over ranks give the report of one process; labels over ranks are searched and published as one."""
+    predictor = Predictor.load(trained)
+    single = run_ranks(1, validated, world, predictor, tmp_path)[0]
+    for report, best, files in run_ranks(3, validated, world, predictor, tmp_path):
+        assert report == single[0]
+        assert files == single[2]
+        for name, value in single[1].items():
+            assert best[name] == pytest.approx(value, abs=3.0)
+    one, three = (Predictor.load(tmp_path / name) for name in ("1", "3"))
+    assert list(one.labels.ids) == list(three.labels.ids)
+    texts = list(world.test.texts[:20])
+    agree = [a[0].id == b[0].id for a, b in zip(one.predict(texts, 1), three.predict(texts, 1), strict=True)]
+    assert np.mean(agree) > 0.8

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dexter.data import Dataset, Split
@@ -20,6 +21,7 @@ from dexter.evaluation.reports import Comparison, Report, compare, score_report
 from dexter.evaluation.tables import render_comparison, render_table
 from dexter.metrics import overfetch
 from dexter.predictor import Predictor
+from dexter.training.distributed import World, joined
 
 log = logging.getLogger("dexter")
 DEFAULT_KS = (1, 3, 5, 10, 100)
@@ -70,6 +72,7 @@ def evaluate(
     propensity: tuple[float, float] = (0.55, 1.5),
     num_resamples: int = 1000,
     seed: int = 0,
+    world: World | None = None,
 ) -> Report:
     """Score a run on a data set's test split; labels are matched by id, so their order may differ.
 
@@ -80,6 +83,7 @@ def evaluate(
         propensity: the constants (a, b) of PSP.
         num_resamples: bootstrap resamples for the intervals; 0 leaves them out.
         seed: of the resampling.
+        world: processes that do it together: each ranks the labels of its part of the queries, and all have the report.
     """
     from dexter.data.formats import load_dataset
 
@@ -87,7 +91,7 @@ def evaluate(
     predictor = run if isinstance(run, Predictor) else Predictor.load(run)
     split = test_split(dataset)
     ks = _cut_offs(ks, dataset)
-    top_ids = predict_columns(predictor, dataset, split, max(ks))
+    top_ids = predict_columns(predictor, dataset, split, max(ks), world=world)
     return score_report(
         top_ids, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=num_resamples, seed=seed
     )
@@ -106,7 +110,8 @@ def evaluate_run(
     """Evaluate, and write the result record (below the run folder unless another path is given)."""
     started = time.monotonic()
     predictor = Predictor.load(run, head=head, index=index)
-    report = evaluate(predictor, dataset, ks=ks, propensity=propensity)
+    with joined() as world:
+        report = evaluate(predictor, dataset, ks=ks, propensity=propensity, world=world)
     described = make_record(
         report,
         dataset,
@@ -122,8 +127,9 @@ def evaluate_run(
         wall_seconds=time.monotonic() - started,
     )
     path = record or run / "results" / f"{dataset.name}-test-{predictor.head}.json"
-    write_record(path, described)
-    log.info("result record: %s", path)
+    if world.is_first:
+        write_record(path, described)
+        log.info("result record: %s", path)
     return Evaluation(report, described)
 
 
@@ -164,7 +170,9 @@ def compare_runs(
     return RunComparison(reports, differences)
 
 
-def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int) -> NDArray[np.int64]:
+def predict_columns(
+    predictor: Predictor, dataset: Dataset, split: Split, k: int, *, world: World | None = None
+) -> NDArray[np.int64]:
     """The best labels of a split's queries, as the data set's columns; -1 for a label the data set does not have.
 
     Where the split has filter pairs there are so many places more than k that k are left when they are removed.
@@ -179,9 +187,10 @@ def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int
         )
     if num_strange:
         log.warning("%d of the model's labels are not in %s: predicting one is a miss", num_strange, dataset.name)
-    found = predictor.top(split.texts, k + overfetch(split.filtered))
-    columns_NK: NDArray[np.int64] = np.append(places, -1)[found.ids]
-    return columns_NK
+    world = world or World()
+    found = predictor.top(split.texts[world.part(len(split))], k + overfetch(split.filtered))
+    own_NK: NDArray[np.int64] = np.append(places, -1)[found.ids]
+    return own_NK if world.size == 1 else world.concatenate(torch.from_numpy(own_NK)).numpy()
 
 
 def test_split(dataset: Dataset) -> Split:

@@ -160,7 +160,7 @@ class World:
         gathered = values.new_empty(self.size, *values.shape)
         if values.numel():
             with self._meeting(name, (self.size - 1) * values.nbytes):
-                dist.all_gather_into_tensor(gathered.flatten(), values.contiguous().flatten())
+                dist.all_gather(list(gathered.unbind()), values.contiguous())
         return gathered
 
     def _concatenated(self, values: Tensor, counts: Sequence[int], name: str) -> Tensor:

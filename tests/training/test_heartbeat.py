@@ -1,0 +1,59 @@
+"""Ranks that stop beating are named; ranks that are late are named too, but waited for."""
+
+import time
+
+from dexter.training.heartbeat import Heartbeat
+
+
+class Memory(dict):
+    def set(self, name, text):
+        self[name] = text.encode()
+
+    def multi_get(self, names):
+        return [self[name] for name in names]
+
+
+def pair(seconds=0.4):
+    store, said = Memory(), []
+    beats = [Heartbeat(store, rank=rank, size=2, seconds=seconds, end=said.append) for rank in range(2)]
+    return store, beats, said
+
+
+def test_a_silent_rank_is_named():
+    _, (first, _second), said = pair()
+    first.start()
+    first.meet("sum")
+    time.sleep(1.0)
+    assert len(said) == 1
+    assert "rank 1 gave no sign of life" in said[0]
+    assert "waited in sum" in said[0]
+
+
+def test_a_late_rank_is_waited_for_and_named(caplog):
+    _, beats, said = pair()
+    [beat.start() for beat in beats]
+    beats[0].meet("gradients")
+    time.sleep(1.0)
+    assert not said
+    assert "rank 0 has waited" in caplog.text
+    assert "rank 1 (working)" in caplog.text
+    beats[1].meet("gradients")
+    [beat.go_on() for beat in beats]
+    [beat.leave() for beat in beats]
+
+
+def test_nobody_is_blamed_while_nobody_waits():
+    _, (first, second), said = pair(seconds=0.2)
+    first.start()
+    time.sleep(0.6)
+    assert not said
+    first.leave()
+    assert second is not None
+
+
+def test_a_store_that_is_gone_ends_the_wait():
+    store, (first, _), said = pair(seconds=0.2)
+    first.start()
+    store.clear()
+    time.sleep(0.8)
+    assert "cannot reach" in said[0]
