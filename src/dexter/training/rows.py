@@ -45,7 +45,7 @@ class RowOptimizer(torch.optim.Optimizer):
     function of the seed, the parameter's position and its step. Every option below may be set per parameter group.
 
     Args:
-        parameters: tables, or groups of them; float32 or bfloat16, contiguous.
+        parameters: tables, or groups of them; float32 or bfloat16 (for comparisons also float64), contiguous.
         lr: the learning rate.
         kind: "adam" keeps two moments per element and the number of updates per row; "adagrad" a sum of squares.
         betas: Adam's decay rates.
