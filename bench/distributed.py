@@ -109,7 +109,7 @@ def take_steps(world: World, recipe: str, changes: dict[str, Any], data: Dataset
 
 
 def on_ranks(size: int, *arguments: Any) -> list[Any]:
-    """What `take_steps` gives on each rank of a world of its own; this process starts no threads, so that it may fork."""
+    """What `take_steps` gives on each rank of a world of its own; this process starts no threads: it may fork."""
     context = multiprocessing.get_context("fork")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
