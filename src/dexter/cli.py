@@ -391,6 +391,9 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A host name that requests may address; repeat for several.")
     ] = None,
+    keep_edits: Annotated[
+        bool, typer.Option(help="Write edits of labels to the run folders, or forget them at the end.")
+    ] = True,
     insecure: Annotated[bool, typer.Option("--insecure", help="A public address without an API key.")] = False,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="One line on stderr per request.")] = False,
 ) -> None:
@@ -411,6 +414,7 @@ def serve(
         port=port,
         keys=keys_from_environment(os.environ),
         allowed_hosts=tuple(allow_host or ()),
+        keep_edits=keep_edits,
         insecure=insecure,
         log_requests=log_requests,
     )

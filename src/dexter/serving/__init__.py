@@ -6,11 +6,14 @@ problems.py   errors as application/problem+json, without a word of the input
 limits.py     what is refused before it is read; time-outs; draining
 keys.py       who may ask
 batching.py   requests that arrive together are answered together
-runs.py       a named run: its predictors, one worker thread, label versions
+runs.py       a named run: its predictors, its threads, the versions of its labels
+following.py  what changes in a run folder is taken up
+service.py    what the endpoints share
 predicting, embedding, labels, status, annif: the endpoints
 metrics.py    Prometheus
 headers.py    the content security policy, request ids
 page/         what a person sees
+description.py  OpenAPI
 app.py        create_app: all of it
 server.py     uvicorn, signals, the port
 """

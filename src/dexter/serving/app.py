@@ -1,27 +1,33 @@
-"""create_app: the service as an ASGI application, from predictors that are loaded already."""
+"""create_app: the service as an ASGI application."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.responses import Response
 from starlette.types import Scope
 
 from dexter import __version__
 from dexter.predictor import Predictor
-from dexter.serving import problems
+from dexter.serving import description, problems
+from dexter.serving.annif import annif_routes
 from dexter.serving.embedding import embedding_routes
+from dexter.serving.following import follow, open_folder
 from dexter.serving.headers import HeadersMiddleware
 from dexter.serving.labels import label_routes
 from dexter.serving.limits import GateMiddleware
 from dexter.serving.metrics import Metrics, MetricsMiddleware
 from dexter.serving.page import page_routes
 from dexter.serving.predicting import predicting_routes
-from dexter.serving.protocol import ProblemDetails
-from dexter.serving.runs import Run, Runs
+from dexter.serving.problems import Problem
+from dexter.serving.runs import NotReady, Run, Runs
 from dexter.serving.service import Service
 from dexter.serving.settings import ServeSettings
 from dexter.serving.status import status_routes
@@ -29,16 +35,19 @@ from dexter.serving.status import status_routes
 log = logging.getLogger("dexter")
 
 
-def create_app(predictors: Predictor | Mapping[str, Predictor], settings: ServeSettings | None = None) -> FastAPI:
+def create_app(
+    predictors: Predictor | Mapping[str, Predictor | Path], settings: ServeSettings | None = None
+) -> FastAPI:
     """The service over one predictor, or over several by name; the first is the default.
 
-    The application owns the predictors from now on: what it computes with them happens in its worker threads.
-    `app.state.service` has the runs, the settings and what is under way.
+    A path is a run folder: it is loaded, or waited for while its training has no model yet, and what changes there is
+    taken up. The application owns the predictors from now on. `app.state.service` has the runs, the settings and what
+    is under way.
     """
     settings = settings or ServeSettings()
     named = predictors if isinstance(predictors, Mapping) else {"default": predictors}
     metrics = Metrics()
-    runs = Runs({name: Run(name, each, settings, observe=metrics.batch_observer(name)) for name, each in named.items()})
+    runs = Runs({name: _open(name, each, settings, metrics) for name, each in named.items()})
     service = Service(runs, settings, metrics)
     app = FastAPI(
         title="dexter",
@@ -47,12 +56,14 @@ def create_app(predictors: Predictor | Mapping[str, Predictor], settings: ServeS
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan,
-        responses={"4XX": {"model": ProblemDetails}, "5XX": {"model": ProblemDetails}},
+        responses=description.RESPONSES,
     )
     app.state.service = service
-    for routes in (predicting_routes, embedding_routes, label_routes, status_routes, page_routes):
+    for routes in (predicting_routes, embedding_routes, label_routes, annif_routes, status_routes, page_routes):
         app.include_router(routes(service))
+    description.install(app)
     problems.install(app)
+    app.add_exception_handler(NotReady, _on_not_ready)
     # The last one added is the first to see a request.
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(GateMiddleware, settings=settings, traffic=service.traffic)
@@ -62,11 +73,34 @@ def create_app(predictors: Predictor | Mapping[str, Predictor], settings: ServeS
     return app
 
 
+def _open(name: str, source: Predictor | Path, settings: ServeSettings, metrics: Metrics) -> Run:
+    folder = source if isinstance(source, Path) else None
+    predictor = open_folder(source, _loader(settings)) if isinstance(source, Path) else source
+    return Run(name, predictor, settings, folder=folder, observe=metrics.batch_observer(name))
+
+
+def _loader(settings: ServeSettings) -> Callable[[Path], Predictor]:
+    return partial(Predictor.load, persistent=settings.keep_edits)
+
+
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    settings = service.settings
+    followers = [
+        asyncio.create_task(follow(run, run.folder, _loader(settings), seconds=settings.follow_seconds))
+        for run in service.runs
+        if run.folder is not None
+    ]
     yield
-    for run in app.state.service.runs:
+    for follower in followers:
+        follower.cancel()
+    for run in service.runs:
         run.close()
+
+
+async def _on_not_ready(request: Request, error: Exception) -> Response:
+    return Problem(503, "no_model", "this run has no model yet", headers={"Retry-After": "5"}).response(request.scope)
 
 
 def _log_request(scope: Scope, route: str, status: int, seconds: float) -> None:

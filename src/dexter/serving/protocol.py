@@ -180,6 +180,13 @@ class EmbeddingsResponse(BaseModel):
     inputs_left_out: int = 0
 
 
+class ProblemPlace(BaseModel):
+    """What is wrong with a field."""
+
+    at: str
+    message: str
+
+
 class ProblemDetails(BaseModel):
     """Why there is no answer."""
 
@@ -189,6 +196,7 @@ class ProblemDetails(BaseModel):
     code: str
     detail: str
     request_id: str | None
+    errors: list[ProblemPlace] = Field(default=[], description="The fields that are wrong, where that is known.")
 
 
 def to_json(answer: BaseModel, *, status: int = 200) -> Response:

@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from dexter.encoders.heads import HeadName
@@ -62,6 +63,18 @@ def _seen(predictor: Predictor, ask: Callable[[Predictor], T]) -> Seen[T]:
             return Seen(version, answer)
 
 
+class _Derived(NamedTuple):
+    """The predictor of a variant, and what it was made from."""
+
+    base: Predictor
+    version: int
+    predictor: Predictor
+
+
+class NotReady(Exception):
+    """The run has no model yet."""
+
+
 class VersionConflict(Exception):
     """The labels are not those that the editor has seen."""
 
@@ -72,14 +85,17 @@ class Run:
     def __init__(
         self,
         name: str,
-        predictor: Predictor,
+        predictor: Predictor | None,
         settings: ServeSettings,
         *,
+        folder: Path | None = None,
         observe: Callable[[int], None] = lambda num_texts: None,
     ) -> None:
         self.name = name
-        self.predictor = predictor
-        self._variants: OrderedDict[Variant, tuple[int, Predictor]] = OrderedDict()
+        self.folder = folder
+        """Where the run is on disk; None for a predictor that only lives in memory."""
+        self._current = predictor
+        self._variants: OrderedDict[Variant, _Derived] = OrderedDict()
         self._max_variants = settings.max_variants
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}")
         self._editor = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}-labels")
@@ -91,6 +107,22 @@ class Run:
         )
         self._predicting = Batcher(self._predict, self._worker, limits, observe=observe)
         self._embedding = Batcher(self._embed, self._worker, limits)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a model."""
+        return self._current is not None
+
+    @property
+    def predictor(self) -> Predictor:
+        """What answers now; it may be another one later."""
+        if self._current is None:
+            raise NotReady
+        return self._current
+
+    @predictor.setter
+    def predictor(self, predictor: Predictor) -> None:
+        self._current = predictor
 
     @property
     def num_queued(self) -> int:
@@ -109,19 +141,20 @@ class Run:
 
     async def edit(self, edit: LabelEdit, *, expected: int | None = None) -> EditResult:
         """Change the labels; with `expected`, only if that is their version."""
-        return await self._in_thread(self._editor, lambda: self._edit(edit, expected))
+        return await self.in_editor(lambda: self._edit(edit, expected))
 
     async def look(self, ask: Callable[[Predictor], T]) -> Seen[T]:
         """Ask the predictor something about its labels, and know of which version the answer is."""
-        return await self._in_thread(self._editor, lambda: _seen(self.predictor, ask))
+        return await asyncio.to_thread(_seen, self.predictor, ask)
+
+    async def in_editor(self, work: Callable[[], T]) -> T:
+        """Do something to the labels: one after the other, while predictions go on."""
+        return await asyncio.get_running_loop().run_in_executor(self._editor, work)
 
     def close(self) -> None:
         """End the threads once they have done what they were given."""
         self._worker.shutdown(wait=True)
         self._editor.shutdown(wait=True)
-
-    async def _in_thread(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(thread, work)
 
     def _edit(self, edit: LabelEdit, expected: int | None) -> EditResult:
         if expected is not None and expected != self.predictor.version:
@@ -136,15 +169,14 @@ class Run:
         """The predictor of a variant: it shares the model, and has label vectors of its own."""
         if variant.head in (None, base.head):
             return base
-        version, predictor = self._variants.get(variant, (None, None))
-        if predictor is None or version != base.version:
-            version, model = base.version, base.model
-            predictor = Predictor(model, head=variant.head)
-            self._variants[variant] = version, predictor
+        derived = self._variants.get(variant)
+        if derived is None or (derived.base, derived.version) != (base, base.version):
+            derived = _Derived(base, base.version, Predictor(base.model, head=variant.head))
+            self._variants[variant] = derived
             if len(self._variants) > self._max_variants:
                 self._variants.popitem(last=False)
         self._variants.move_to_end(variant)
-        return predictor
+        return derived.predictor
 
     def _embed(self, side: Side, texts: list[str]) -> list[Embedded]:
         return embed_texts(self.predictor.model, texts, side=side)

@@ -12,7 +12,6 @@ from types import FrameType
 import uvicorn
 
 from dexter.errors import ResourceError, UsageError
-from dexter.predictor import Predictor
 from dexter.serving.app import create_app
 from dexter.serving.limits import Traffic
 from dexter.serving.settings import ServeSettings
@@ -25,7 +24,7 @@ _LEAST_DRAIN_SECONDS = 0.5
 def serve(runs: Mapping[str, Path], settings: ServeSettings) -> None:
     """Serve runs by name until SIGTERM or SIGINT: requests under way finish, new ones get 503."""
     with _listen(settings) as listener:
-        app = create_app({name: Predictor.load(path) for name, path in runs.items()}, settings)
+        app = create_app(runs, settings)
         config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, lifespan="on")
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

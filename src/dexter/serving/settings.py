@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dexter.errors import ResourceError, UsageError
@@ -20,7 +20,7 @@ class ServeSettings:
     """The address to listen on; one that others can reach needs a key, or `insecure`."""
     port: int = 8000
     """0 takes a free one."""
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] = field(default=(), repr=False)
     """Any of these opens the service; without keys everyone who reaches the address may ask and edit."""
     insecure: bool = False
     """Listen on a public address without a key all the same."""
@@ -28,6 +28,11 @@ class ServeSettings:
     """Names that requests may address; left empty: the loopback names on a loopback address, else any."""
     log_requests: bool = False
     """One line per request: method, route, status, milliseconds. Never a text or a key."""
+
+    keep_edits: bool = True
+    """Whether edits of labels are written to the run folders, or forgotten when the service ends."""
+    follow_seconds: float = 2.0
+    """How often run folders are looked at for another model and for edits of other processes."""
 
     max_body_bytes: int = 2 * 2**20
     """A larger request is refused before it is read."""
@@ -84,6 +89,7 @@ class ServeSettings:
 
 
 _LEAST: dict[str, float] = {
+    "follow_seconds": 0.01,
     "max_body_bytes": 1,
     "max_inputs": 1,
     "max_characters": 1,

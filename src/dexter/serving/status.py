@@ -28,9 +28,11 @@ def status_routes(service: Service) -> APIRouter:
 
     @router.get("/readyz")
     async def readyz() -> dict[str, str]:
-        """Whether requests are taken: 503 while the service stops."""
+        """Whether requests are answered: 503 while the service stops, or a run has no model yet."""
         if service.traffic.draining:
             raise Problem(503, "draining", "the service is stopping", headers={"Retry-After": "5"})
+        if not all(run.is_ready for run in service.runs):
+            raise Problem(503, "no_model", "a run has no model yet", headers={"Retry-After": "5"})
         return {"status": "ready"}
 
     @router.get("/info")
@@ -51,6 +53,8 @@ def status_routes(service: Service) -> APIRouter:
         measured.in_flight.set(service.traffic.in_flight)
         for run in service.runs:
             measured.queued.labels(run.name).set(run.num_queued)
+            if not run.is_ready:
+                continue
             measured.labels.labels(run.name).set(len(run.predictor.labels.ids))
             measured.version.labels(run.name).set(run.predictor.version)
         return Response(measured.render(), media_type=MEDIA_TYPE)
@@ -60,9 +64,12 @@ def status_routes(service: Service) -> APIRouter:
 
 def describe(run: Run) -> dict[str, Any]:
     """A run in a few words."""
+    if not run.is_ready:
+        return {"name": run.name, "ready": False}
     model = run.predictor.model
     return {
         "name": run.name,
+        "ready": True,
         "labels": len(run.predictor.labels.ids),
         "version": run.predictor.version,
         "heads": list(model.heads),

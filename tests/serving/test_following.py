@@ -1,0 +1,83 @@
+"""A run folder that is served and changes: its first model, another model, edits of other processes."""
+
+import shutil
+import time
+
+import pytest
+
+import dexter
+from dexter import Predictor
+from dexter.errors import ModelError
+from dexter.serving.app import create_app
+from tests.conftest import SMALL
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def total(client):
+    return client.get("/v1/labels").json()["total"]
+
+
+def test_edits_are_kept_and_edits_of_others_are_taken_up(connect, run, world):
+    client = connect({"run": run}, follow_seconds=0.05)
+    assert client.post("/v1/labels", json={"labels": [{"id": "ours", "text": "zither"}]}).json()["version"] == 1
+    assert "ours" in Predictor.load(run).labels.ids
+    Predictor.load(run, persistent=True).add_labels([("theirs", "zebra")])
+    eventually(lambda: total(client) == world.num_labels + 2)
+    assert client.get("/v1/labels").json()["version"] == 2
+    assert client.delete("/v1/labels", params={"id": "theirs"}).json()["version"] == 3
+    assert "theirs" not in Predictor.load(run).labels.ids
+
+
+def test_edits_can_be_forgotten(connect, run, world):
+    client = connect({"run": run}, keep_edits=False)
+    assert client.post("/v1/labels", json={"labels": [{"id": "ours", "text": "zither"}]}).status_code == 200
+    assert total(client) == world.num_labels + 1
+    assert "ours" not in Predictor.load(run).labels.ids
+
+
+def test_a_run_in_training_is_waited_for_and_its_next_model_is_swapped_in(connect, run, world, tmp_path):
+    (run / "model").rename(tmp_path / "model")
+    client = connect({"run": run}, follow_seconds=0.05)
+    for answer in (
+        client.get("/readyz"),
+        client.get("/v1/labels"),
+        client.post("/v1/predict", json={"inputs": "river"}),
+        client.post("/v1/labels", json={"labels": [{"id": "a", "text": "b"}]}),
+    ):
+        assert answer.status_code == 503 and answer.json()["code"] == "no_model"
+    assert client.get("/info").json()["runs"] == [{"name": "run", "ready": False}]
+    assert client.get("/metrics").status_code == client.get("/v1/projects").status_code == 200
+
+    (tmp_path / "model").rename(run / "model")
+    eventually(lambda: client.get("/readyz").status_code == 200)
+    first = client.get("/info").json()["runs"][0]["fingerprint"]
+    shutil.rmtree(run)
+    dexter.train(world, recipe="dexter", out=run, overrides={**SMALL, "train.epochs": 1})
+    eventually(lambda: client.get("/info").json()["runs"][0]["fingerprint"] != first)
+    expected = Predictor.load(run).predict(["river stone"])[0]
+    found = client.post("/v1/predict", json={"inputs": "river stone"}).json()["results"][0]["labels"]
+    assert [label["score"] for label in found] == pytest.approx([label.score for label in expected])
+
+
+def test_a_run_in_training_keeps_its_labels(connect, run):
+    (run / "run.json").unlink()
+    client = connect({"run": run})
+    answer = client.post("/v1/labels", json={"labels": [{"id": "a", "text": "b"}]})
+    assert answer.status_code == 409 and "in training" in answer.json()["detail"]
+
+
+def test_what_is_no_run_is_refused_at_the_start(tmp_path):
+    with pytest.raises(ModelError, match="no such run folder"):
+        create_app({"run": tmp_path / "nowhere"})
