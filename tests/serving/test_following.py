@@ -71,6 +71,22 @@ def test_a_run_in_training_is_waited_for_and_its_next_model_is_swapped_in(connec
     assert [label["score"] for label in found] == pytest.approx([label.score for label in expected])
 
 
+def test_a_new_index_is_swapped_in(connect, run):
+    from dexter.indexing import build_run_index
+
+    client = connect({"run": run}, follow_seconds=0.05)
+    before = client.post("/v1/predict", json={"inputs": "river stone"}).json()
+    served = client.app.state.service.runs.default
+    assert type(served.predictor.index).__name__ == "ExactIndex"
+    model = Predictor.load(run).model
+    build_run_index(model, run / "model", head=model.default_head, backend="pq")
+    eventually(lambda: type(served.predictor.index).__name__ != "ExactIndex")
+    after = client.post("/v1/predict", json={"inputs": "river stone"}).json()
+    assert [label["id"] for label in after["results"][0]["labels"]] == [
+        label["id"] for label in before["results"][0]["labels"]
+    ]
+
+
 def test_a_run_in_training_keeps_its_labels(connect, run):
     (run / "run.json").unlink()
     client = connect({"run": run})

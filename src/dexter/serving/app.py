@@ -19,7 +19,7 @@ from dexter.predictor import Predictor
 from dexter.serving import description, problems
 from dexter.serving.annif import annif_routes
 from dexter.serving.embedding import embedding_routes
-from dexter.serving.following import follow, open_folder
+from dexter.serving.following import Follower, open_folder
 from dexter.serving.headers import HeadersMiddleware
 from dexter.serving.labels import label_routes
 from dexter.serving.limits import GateMiddleware
@@ -88,7 +88,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     settings = service.settings
     followers = [
-        asyncio.create_task(follow(run, run.folder, _loader(settings), seconds=settings.follow_seconds))
+        asyncio.create_task(Follower(run, run.folder, _loader(settings)).follow(seconds=settings.follow_seconds))
         for run in service.runs
         if run.folder is not None
     ]

@@ -1,4 +1,4 @@
-"""Keep up with a run folder: its first model, a model that replaces it, label edits of other processes."""
+"""Keep up with a run folder: its first model, another model or index in its place, label edits of other processes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from dexter.errors import DexterError, ModelError
+from dexter.indexing import index_folder
 from dexter.model import fingerprint, model_folder
 from dexter.predictor import Predictor
 from dexter.serving.runs import Run
 
 log = logging.getLogger("dexter")
+
+
+class _Published(NamedTuple):
+    """What a run folder holds: another one of either needs another predictor."""
+
+    model: str
+    index: str | None
 
 
 def open_folder(folder: Path, load: Callable[[Path], Predictor]) -> Predictor | None:
@@ -27,24 +36,40 @@ def open_folder(folder: Path, load: Callable[[Path], Predictor]) -> Predictor | 
     return load(folder)
 
 
-async def follow(run: Run, folder: Path, load: Callable[[Path], Predictor], *, seconds: float) -> None:
-    """Look every few seconds, until cancelled. What cannot be read now is tried again; a complaint is logged once."""
-    complaint = ""
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await run.in_editor(lambda: take_up(run, folder, load))
-            complaint = ""
-        except DexterError as error:
-            if str(error) != complaint:
-                log.warning("%s", error)
-            complaint = str(error)
+class Follower:
+    """Serves what a run folder holds now: another model or index is loaded whole and then swapped in."""
+
+    def __init__(self, run: Run, folder: Path, load: Callable[[Path], Predictor]) -> None:
+        self._run, self._folder, self._load = run, folder, load
+        self._served = _published(folder) if run.is_ready else None
+
+    async def follow(self, *, seconds: float) -> None:
+        """Look every few seconds, until cancelled. What cannot be read is tried again; a complaint is logged once."""
+        complaint = ""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self._run.in_editor(self.look)
+                complaint = ""
+            except DexterError as error:
+                if str(error) != complaint:
+                    log.warning("%s", error)
+                complaint = str(error)
+
+    def look(self) -> None:
+        """Take up what has changed."""
+        if not self._run.is_ready and not (self._folder / "model").is_dir():
+            return
+        published = _published(self._folder)
+        if published == self._served:
+            self._run.predictor.refresh_labels()
+            return
+        self._run.predictor = self._load(self._folder)
+        self._served = published
+        log.info("%s: serving model %s", self._folder, published.model)
 
 
-def take_up(run: Run, folder: Path, load: Callable[[Path], Predictor]) -> None:
-    """Serve what the folder holds now: another model is loaded whole and then swapped in."""
-    if run.is_ready and fingerprint(model_folder(folder)) == run.predictor.fingerprint:
-        run.predictor.refresh_labels()
-    elif run.is_ready or (folder / "model").is_dir():
-        run.predictor = load(folder)
-        log.info("%s: serving model %s", folder, run.predictor.fingerprint)
+def _published(folder: Path) -> _Published:
+    model = model_folder(folder)
+    index = index_folder(model)
+    return _Published(fingerprint(model), fingerprint(index) if index.is_dir() else None)
