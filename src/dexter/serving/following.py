@@ -20,8 +20,8 @@ log = logging.getLogger("dexter")
 class _Published(NamedTuple):
     """What a run folder holds: another one of either needs another predictor."""
 
-    model: str
-    index: str | None
+    model_hash: str
+    index_hash: str | None
 
 
 def open_folder(folder: Path, load: Callable[[Path], Predictor]) -> Predictor | None:
@@ -66,7 +66,7 @@ class Follower:
             return
         self._run.predictor = self._load(self._folder)
         self._served = published
-        log.info("%s: serving model %s", self._folder, published.model)
+        log.info("%s: serving model %s", self._folder, published.model_hash)
 
 
 def _published(folder: Path) -> _Published:
