@@ -12,7 +12,7 @@ import pytest
 from dexter import config
 
 SOURCE = Path(config.__file__).parent
-PARTS = ("data", "batches", "encoders", "losses", "index", "metrics")
+PARTS = ("data", "batches", "encoders", "losses", "index", "metrics", "inference")
 DRIVERS = (
     "training",
     "evaluation",

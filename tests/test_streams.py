@@ -17,7 +17,7 @@ from dexter.streams import Query, predict_texts, read_texts, write_lines
 class Echo:
     """Predicts a text's own words, so that what comes out shows what went in."""
 
-    def predict_stream(self, texts, k):
+    def predict_stream(self, texts, k, *, threshold=None):
         for text in texts:
             yield [Prediction(f"id-{word}", word, 1.0 / place) for place, word in enumerate(text.split()[:k], start=1)]
 

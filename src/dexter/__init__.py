@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dexter.predictor import Prediction as Prediction
     from dexter.predictor import Predictor as Predictor
     from dexter.training import train as train
+    from dexter.training import tune as tune
 
 __version__ = "0.1.0"
 
@@ -27,9 +28,10 @@ _HOMES = {
     "evaluate": "dexter.evaluation",
     "load_dataset": "dexter.data.formats",
     "train": "dexter.training",
+    "tune": "dexter.training",
 }
 
-__all__ = ["Dataset", "Prediction", "Predictor", "Report", "evaluate", "load_dataset", "train"]
+__all__ = ["Dataset", "Prediction", "Predictor", "Report", "evaluate", "load_dataset", "train", "tune"]
 
 
 def __getattr__(name: str) -> Any:

@@ -64,6 +64,13 @@ Head = Annotated[
 UseIndex = Annotated[
     str | None, typer.Option("--index", help="exact: look at every label; the run's own index if left out.")
 ]
+MemoryOption = Annotated[
+    bool | None,
+    typer.Option("--memory/--no-memory", help="Let the nearest training queries vote; else as tuned."),
+]
+Dial = Annotated[
+    float | None, typer.Option(help="Weight of label frequency, from 0 (rare labels up) to 1; as tuned if left out.")
+]
 
 
 def _show_version(wanted: bool) -> None:
@@ -242,6 +249,14 @@ def evaluate(
     propensity: Propensity = "default",
     head: Head = None,
     index: UseIndex = None,
+    memory: MemoryOption = None,
+    dial: Dial = None,
+    curve: Annotated[bool, typer.Option("--dial-curve", help="P@k against PSP@k for values of the dial.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="With --dial-curve: also draw it as a PNG.")] = None,
+    unseen: Annotated[
+        float | None,
+        typer.Option(help="Train again without this share of the labels and score them (takes a training run)."),
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Where to write the result record.")] = None,
     on_error: OnError = "fail",
     text_column: TextColumn = None,
@@ -252,15 +267,27 @@ def evaluate(
     """Score a run on the test split: P, R, nDCG, PSP, by label frequency, with a result record.
 
     Example: dexter evaluate runs/pydocs data/pydocs
+
+    Example: dexter evaluate runs/pydocs data/pydocs --dial-curve --plot dial.png
+
+    Example: dexter evaluate runs/pydocs data/pydocs --unseen 0.1
     """
     from dexter.evaluation.runs import TABLE_COLUMNS, evaluate_run
-    from dexter.evaluation.tables import render_table
+    from dexter.evaluation.tables import describe_calibration, render_table
 
     dataset = _load(data, on_error, text_column, label_column, label_separator)
+    if unseen is not None:
+        _evaluate_unseen(run, dataset, unseen, as_json=as_json)
+        return
+    if curve or plot is not None:
+        _evaluate_dial(run, dataset, _head(head), memory, _propensity(propensity), plot, as_json=as_json)
+        return
     result = evaluate_run(
         run,
         dataset,
         head=_head(head),
+        memory=memory,
+        dial=dial,
         ks=k or None,
         propensity=_propensity(propensity),
         record=record,
@@ -273,6 +300,29 @@ def evaluate(
         return
     columns = [name for name in TABLE_COLUMNS if name in result.report.metrics] if not k else None
     typer.echo(render_table({run.name or str(run): result.report}, columns))
+    typer.echo(describe_calibration(result.report), nl=bool(result.report.calibration))
+
+
+@app.command()
+def tune(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    data: Annotated[str, typer.Argument(help="The data set it was trained on.")],
+    metric: Annotated[
+        str | None, typer.Option("--for", help="What to have most of, such as PSP@3; the run's own metric if left out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose the dial and the memory's votes on the run's validation queries, and store them with its model.
+
+    Example: dexter tune runs/pydocs data/pydocs --for PSP@3
+    """
+    from dexter.training.tuning import tune as tune_run
+
+    scoring = tune_run(run, _load(data), metric=metric)
+    if as_json:
+        _echo_json(scoring.to_json())
+    else:
+        typer.echo(f"{run}: {scoring.describe()}")
 
 
 @app.command()
@@ -286,9 +336,22 @@ def predict(
     output_path: Annotated[
         Path | None, typer.Option("--output", help="Where to write; stdout if left out; for many files a folder.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="Labels per text.")] = 5,
+    k: Annotated[
+        int | None, typer.Option("-k", help="Labels per text: 5, or as many as reach the threshold, if left out.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Only labels that are right with at least this probability.")
+    ] = None,
+    precision: Annotated[
+        float | None, typer.Option(help="Only labels above the threshold that had this precision on validation.")
+    ] = None,
+    best_f1: Annotated[
+        bool, typer.Option("--best-f1", help="Only labels above the threshold that had the best F1 on validation.")
+    ] = False,
     head: Head = None,
     index: UseIndex = None,
+    memory: MemoryOption = None,
+    dial: Dial = None,
     form: Annotated[
         str | None, typer.Option("--format", help="text, jsonl or tsv; by the ending of --output if left out.")
     ] = None,
@@ -303,24 +366,28 @@ def predict(
     """
     if text is not None and input_path is not None:
         raise UsageError("give a text or --input, not both")
+    if sum((threshold is not None, precision is not None, best_f1)) > 1:
+        raise UsageError("give one of --threshold, --precision and --best-f1")
     from dexter.many_files import is_pattern, predict_files
     from dexter.predictor import Predictor
     from dexter.streams import Query, form_of, predict_texts, read_texts, write_lines
 
-    launch = read_launch()
-    if input_path is not None and is_pattern(str(input_path)):
-        if output_path is None:
-            raise UsageError(
-                f"--input {str(input_path)!r} stands for many files: name a folder for theirs with --output"
-            )
-        many = Predictor.load(run, head=_head(head))
-        predict_files(many, str(input_path), output_path, k=k, form=form or "jsonl", launch=launch)
+    launch, many = read_launch(), input_path is not None and is_pattern(str(input_path))
+    if many and output_path is None:
+        raise UsageError(f"--input {str(input_path)!r} stands for many files: name a folder for theirs with --output")
+    if not (many or launch.is_first):
         return
-    if not launch.is_first:
+    queries = iter([Query("1", text)]) if text is not None else iter(()) if many else read_texts(input_path)
+    predictor = Predictor.load(run, head=_head(head), memory=memory, dial=dial, index=_exact(index))
+    if precision is not None or best_f1:
+        threshold = predictor.find_threshold(precision=precision)
+    if many and output_path is not None:
+        predict_files(
+            predictor, str(input_path), output_path, k=k, threshold=threshold, form=form or "jsonl", launch=launch
+        )
         return
-    queries = iter([Query("1", text)]) if text is not None else read_texts(input_path)
-    predictor = Predictor.load(run, head=_head(head), index=_exact(index))
-    write_lines(predict_texts(predictor, queries, k=k, form=form or form_of(output_path)), output_path)
+    lines = predict_texts(predictor, queries, k=k, threshold=threshold, form=form or form_of(output_path))
+    write_lines(lines, output_path)
 
 
 @app.command("index")
@@ -440,6 +507,35 @@ def _load(
     return load_dataset(
         path, on_error=policy, text_column=text_column, label_column=label_column, label_separator=label_separator
     )
+
+
+def _evaluate_unseen(run: Path, dataset: Any, share: float, *, as_json: bool) -> None:
+    from dexter.evaluation.unseen import evaluate_unseen
+
+    found = evaluate_unseen(run, dataset, share=share)
+    _echo_json(found.to_json()) if as_json else typer.echo(found.render())
+
+
+def _evaluate_dial(
+    run: Path,
+    dataset: Any,
+    head: HeadName | None,
+    memory: bool | None,
+    propensity: tuple[float, float],
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from dexter.evaluation.dial import dial_curve
+    from dexter.predictor import Predictor
+
+    curve = dial_curve(Predictor.load(run, head=head, memory=memory), dataset, propensity=propensity)
+    if plot is not None:
+        curve.save_plot(plot)
+    if as_json:
+        _echo_json({f"{dial:g}": metrics for dial, metrics in curve.points.items()})
+    else:
+        typer.echo(curve.render())
 
 
 def _propensity(name: str) -> tuple[float, float]:

@@ -263,6 +263,21 @@ class ValidationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoringConfig:
+    """What is kept and chosen after training, for predictions."""
+
+    memory: int = 200_000
+    """Training queries (vectors, labels, beginnings of texts) are kept with the model, so that the nearest can vote
+    and be shown, if there are at most this many; 0: never."""
+    tuning_queries: int = 2_000
+    """At most this many validation queries decide about memory and probabilities."""
+
+    def __post_init__(self) -> None:
+        _require(self.memory >= 0, "scoring.memory", "0 or more")
+        _require(self.tuning_queries > 0, "scoring.tuning_queries", "above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
@@ -282,6 +297,8 @@ class Config:
     """The loop."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     """How the best model is chosen."""
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
+    """What is kept and chosen after training."""
 
     def __post_init__(self) -> None:
         # The chance of being in the pool is known where batches are random and nothing else brings labels.

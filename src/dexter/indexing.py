@@ -112,9 +112,12 @@ def open_run_index(folder: Path, *, url: str | None = None) -> RunIndex | None:
     return RunIndex(opened, encoder_fingerprint(folder))
 
 
-def index_labels(model: Model, *, head: HeadName, stored: RunIndex | None) -> Index:
-    """An index over a model's labels as they are now: the run's where it has one, exact otherwise."""
-    vectors_LD = model.label_vectors(head=head)
+def index_labels(model: Model, *, head: HeadName, stored: RunIndex | None, dial: float | None = None) -> Index:
+    """An index over a model's labels as they are now: the run's where it has one, exact otherwise.
+
+    The run's serves every dial of a model with a label prior; for others a dial above 0 makes other vectors.
+    """
+    vectors_LD = model.label_vectors(head=head, dial=dial)
     return ExactIndex(vectors_LD) if stored is None else stored.over(model.labels, vectors_LD, head=head)
 
 

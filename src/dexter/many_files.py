@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dexter.errors import DataError, UsageError
@@ -29,7 +29,14 @@ def is_pattern(name: str) -> bool:
 
 
 def predict_files(
-    predictor: Predictor, pattern: str, folder: Path, *, k: int, form: str = "jsonl", launch: Launch | None = None
+    predictor: Predictor,
+    pattern: str,
+    folder: Path,
+    *,
+    k: int | None = None,
+    threshold: float | None = None,
+    form: str = "jsonl",
+    launch: Launch | None = None,
 ) -> list[Path]:
     """Predict for every file that a pattern such as 'part-*.jsonl' names; returns the outputs this process wrote.
 
@@ -37,7 +44,8 @@ def predict_files(
         predictor: ranks the labels.
         pattern: the files; `**` goes through folders.
         folder: where outputs go, one per file and of its name; made if needed.
-        k: labels per text.
+        k: labels per text, as in `Predictor.predict`.
+        threshold: only labels that are right with at least this probability.
         form: how predictions are written.
         launch: this process among those that do it together; alone if left out.
     """
@@ -45,7 +53,15 @@ def predict_files(
     if form not in FORMS:
         raise UsageError(f"--format {form!r}: expected one of {', '.join(FORMS)}")
     outputs = _outputs(pattern, folder, form)
-    _claim(folder, {"model": predictor.fingerprint, "head": predictor.head, "k": k, "format": form})
+    settings = {
+        "model": predictor.fingerprint,
+        "head": predictor.head,
+        "scoring": predictor.scoring,
+        "k": k,
+        "threshold": threshold,
+        "format": form,
+    }
+    _claim(folder, settings)
     share = sorted(outputs.items())[launch.rank :: launch.size]
     written = []
     for source, target in share:
@@ -54,7 +70,7 @@ def predict_files(
             continue
         for leftover in folder.glob(f".tmp-*-{glob.escape(target.name)}"):
             leftover.unlink(missing_ok=True)
-        write_lines(predict_texts(predictor, read_texts(source), k=k, form=form), target)
+        write_lines(predict_texts(predictor, read_texts(source), k=k, threshold=threshold, form=form), target)
         log.info("%s -> %s", source, target)
         written.append(target)
     return written
@@ -88,7 +104,7 @@ def _stem(source: Path) -> str:
     return source.name.removesuffix(".gz").rsplit(".", 1)[0] or source.name
 
 
-def _claim(folder: Path, facts: dict[str, object]) -> None:
+def _claim(folder: Path, facts: Mapping[str, object]) -> None:
     """Write down what the predictions of a folder are made with, or refuse to add others to it."""
     path = folder / _FACTS
     found = [entry for entry in folder.iterdir() if not entry.name.startswith(".tmp-")] if folder.is_dir() else []

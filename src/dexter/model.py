@@ -2,7 +2,8 @@
 
 model/    the encoder (a sentence-transformers folder where its kind allows that), and beside it
   dexter/   model.json (version, heads, facts), labels.jsonl (id, text, training count),
-            heads.safetensors (projections, priors, classifier table), labels.safetensors (representations)
+            heads.safetensors (projections, priors, classifier table), labels.safetensors (representations),
+            memory.safetensors (training queries, see `dexter.inference.memory`), scoring.json (what was tuned)
   MANIFEST.json   SHA-256 of every file, written last
 """
 
@@ -27,6 +28,9 @@ from dexter.encoders.folder import read_object
 from dexter.encoders.heads import HEAD_NAMES, ClassifierHead, DualHead, HeadName, LabelPrior
 from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, atomic_folder, read_manifest, verify_manifest, write_json
+from dexter.inference.dial import frequency_prior, with_element
+from dexter.inference.memory import Memory
+from dexter.inference.scoring import Scoring, read_tuned
 from dexter.ranks import OneProcess, Ranks
 
 if TYPE_CHECKING:
@@ -82,6 +86,20 @@ class Model:
     """What else a reader wants to know: recipe, data set, seed, validation figures."""
     ranks: Ranks = field(default_factory=OneProcess)
     """While several processes train it: who holds the other labels. This one then has the vectors of its own only."""
+    memory: Memory | None = None
+    """The training queries, where they are kept."""
+    scoring: Scoring = field(default_factory=Scoring)
+    """How scores become predictions, as tuned."""
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether a label prior was learned."""
+        return self.head.prior is not None
+
+    @property
+    def default_dial(self) -> float:
+        """The weight of the label prior: as tuned, else as trained."""
+        return self.scoring.dial if self.scoring.dial is not None else float(self.has_prior)
 
     @property
     def heads(self) -> tuple[HeadName, ...]:
@@ -90,25 +108,41 @@ class Model:
 
     @property
     def default_head(self) -> HeadName:
-        """Both heads where there are two."""
-        return self.heads[-1]
+        """The one that was chosen on validation; else both where there are two."""
+        return next((head for head in self.heads if head == self.scoring.head), self.heads[-1])
 
     def query_vectors(self, texts: Sequence[str], *, head: HeadName | None = None) -> Tensor:
         """The vectors to search with."""
+        return self.search_vectors(self.encode_queries(texts), head=head)
+
+    def encode_queries(self, texts: Sequence[str]) -> Tensor:
+        """What the encoder makes of query texts, before any head."""
         tokens = self.encoder.tokenize(texts, side="query")
-        return self.search_vectors(embed(self.encoder, tokens, device=self.representations_LD.device), head=head)
+        return embed(self.encoder, tokens, device=self.representations_LD.device)
 
-    def search_vectors(self, representations_ND: Tensor, *, head: HeadName | None = None) -> Tensor:
-        """The same for queries that are encoded already."""
+    def search_vectors(
+        self, representations_ND: Tensor, *, head: HeadName | None = None, dial: float | None = None
+    ) -> Tensor:
+        """The same for queries that are encoded already; `dial` weighs the label prior, None as trained."""
         head = self._checked(head)
+        weight = 1.0 if dial is None else dial
         with torch.inference_mode():
-            parts = [self.head.queries(representations_ND)] if head != "classifier" else []
+            parts = [self.head.queries(representations_ND, prior_weight=weight)] if head != "classifier" else []
             if head != "encoder" and self.classifier is not None:
-                parts.append(self.classifier.queries(representations_ND, search=True))
-            return torch.cat(parts, dim=1)
+                parts.append(self.classifier.queries(representations_ND, search=True, prior_weight=weight))
+            vectors_ND = torch.cat(parts, dim=1)
+            return with_element(vectors_ND, weight) if self._needs_frequency(dial) else vectors_ND
 
-    def label_vectors(self, *, head: HeadName | None = None, prior_weight: float = 1.0) -> Tensor:
-        """The vectors to search among; `prior_weight` scales the label priors, 1 as trained."""
+    def label_vectors(
+        self, *, head: HeadName | None = None, prior_weight: float = 1.0, dial: float | None = None
+    ) -> Tensor:
+        """The vectors to search among; `prior_weight` scales the label priors, 1 as trained.
+
+        A model without a prior that is searched with a dial needs the same `dial` here; for others it changes nothing.
+        """
+        if self._needs_frequency(dial):
+            prior_L = frequency_prior(self.labels.counts, self.head.temperature)
+            return with_element(self.label_vectors(head=head), prior_L.to(self.representations_LD.device))
         head = self._checked(head)
         with torch.inference_mode():
             dual_LD = self.head.labels(self.representations_LD, weight=prior_weight)
@@ -145,6 +179,7 @@ class Model:
                 np.concatenate([self.labels.counts, np.zeros(len(new.ids), dtype=np.int64)]),
             ),
             torch.cat([self.representations_LD, new.representations_ND.to(device)]),
+            None if self.memory is None else self.memory.widen(len(new.ids)),
         )
 
     def with_kept(self, rows: NDArray[np.int64]) -> Model:
@@ -155,6 +190,7 @@ class Model:
             None if self.classifier is None else self.classifier.table.selected(places),
             self.labels.part(rows),
             self.representations_LD[places],
+            None if self.memory is None else self.memory.keep(rows),
         )
 
     def with_renamed(self, texts: Mapping[int, str], representations: Mapping[int, Tensor]) -> Model:
@@ -186,6 +222,9 @@ class Model:
             (own / "labels.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
             described = {"format_version": FORMAT_VERSION, "heads": self._describe_heads(), "facts": self.facts}
             write_json(own / "model.json", described)
+            self.scoring.save(own)
+            if self.memory is not None:
+                self.memory.save(own)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Model:
@@ -217,10 +256,17 @@ class Model:
             labels=labels,
             representations_LD=representations,
             facts=facts,
+            memory=Memory.load(own, num_labels=len(labels.ids), dimension=encoder.dimension, device=device),
+            scoring=read_tuned(folder, fingerprint=fingerprint(folder)) or Scoring.load(own),
         )
 
     def for_labels(
-        self, biases: Sequence[Tensor], table: ClassifierTable | None, labels: Labels, representations_LD: Tensor
+        self,
+        biases: Sequence[Tensor],
+        table: ClassifierTable | None,
+        labels: Labels,
+        representations_LD: Tensor,
+        memory: Memory | None = None,
     ) -> Model:
         """The same model for other labels, given what its heads know of them."""
         left = iter(biases)
@@ -228,7 +274,18 @@ class Model:
         classifier = self.classifier
         if classifier is not None and table is not None:
             classifier = classifier.for_labels(table, None if classifier.prior is None else next(left))
-        return replace(self, head=dual, classifier=classifier, labels=labels, representations_LD=representations_LD)
+        return replace(
+            self,
+            head=dual,
+            classifier=classifier,
+            labels=labels,
+            representations_LD=representations_LD,
+            memory=memory,
+        )
+
+    def _needs_frequency(self, dial: float | None) -> bool:
+        """Whether the dial needs a prior that was not learned."""
+        return bool(dial) and not self.has_prior
 
     def _checked(self, head: HeadName | None) -> HeadName:
         head = head or self.default_head

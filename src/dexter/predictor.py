@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from torch import Tensor
 
 from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
 from dexter.index import Index
 from dexter.indexing import RunIndex, index_labels, open_run_index
+from dexter.inference.calibration import NUM_PLACES, Calibration
+from dexter.inference.memory import Memory, add_votes
+from dexter.inference.scoring import checked_dial
 from dexter.live.catalog import LabelPage, search_labels
 from dexter.live.edits import EditResult, LabelEdit
 from dexter.live.journal import LabelJournal
@@ -33,7 +39,22 @@ class Prediction:
     id: str
     text: str
     score: float
-    """Inner product of the two vectors: a cosine, plus the label's prior where the model has one."""
+    """Inner product of the two vectors: a cosine, plus the label's prior where the model has one, plus votes."""
+    probability: float | None = None
+    """How likely it is to be right, by validation; None where the labels are not ranked as the run was tuned."""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A training query near a text."""
+
+    id: str
+    text: str
+    """Its beginning."""
+    similarity: float
+    """The cosine of the two."""
+    labels: tuple[str, ...]
+    """The ids of its labels."""
 
 
 class Predictor:
@@ -44,6 +65,8 @@ class Predictor:
         model: Model,
         *,
         head: HeadName | None = None,
+        memory: bool | None = None,
+        dial: float | None = None,
         fingerprint: str | None = None,
         journal: LabelJournal | None = None,
         persistent: bool = False,
@@ -52,12 +75,19 @@ class Predictor:
     ) -> None:
         self.head = head or model.default_head
         """Which of the model's heads ranks the labels."""
+        self.uses_memory = model.scoring.use_memory and model.memory is not None if memory is None else memory
+        """Whether the nearest training queries vote."""
+        self.dial = model.default_dial if dial is None else checked_dial(dial)
+        """Weight of the label prior, from 0 to 1."""
         self.fingerprint = fingerprint
         """Hash of the published model that was loaded; None for one that only lives in memory."""
-        chosen = self.head  # not `self`, which a state would then keep alive and which keeps its states
+        if self.uses_memory:
+            _checked_memory(model)
+        # Not `self`, which a state would then keep alive and which keeps its states.
+        chosen, weight = self.head, self.dial
         self._live = LiveModel(
             model,
-            derive=lambda model: index_labels(model, head=chosen, stored=stored),
+            derive=lambda model: index_labels(model, head=chosen, dial=weight, stored=stored),
             journal=journal,
             persistent=persistent,
             reload=reload,
@@ -69,6 +99,8 @@ class Predictor:
         run: str | Path,
         *,
         head: HeadName | None = None,
+        memory: bool | None = None,
+        dial: float | None = None,
         device: str = "cpu",
         persistent: bool = False,
         index: Literal["exact"] | None = None,
@@ -78,6 +110,9 @@ class Predictor:
         Args:
             run: the folder.
             head: "encoder", or for a model with a classifier also "classifier" or "unified" (its default).
+            memory: whether the nearest training queries vote with their labels; None: as tuned on validation.
+            dial: weight of the label prior, from 0 (rare labels up) to 1 (common labels up); None: as tuned, or as
+                trained. A model that learned no prior has 0 as trained, and gets the labels' log frequency from it.
             device: where to compute.
             persistent: whether changes of labels are written to the folder too, or live in this predictor only.
             index: "exact" to look at every label; None: the run's index where it has one.
@@ -86,9 +121,16 @@ class Predictor:
         reload = partial(Model.load, folder, device=device)
         model, known = reload(), fingerprint(folder)
         journal = LabelJournal(folder, fingerprint=known, dimension=model.encoder.dimension)
-        stored = None if index == "exact" else open_run_index(folder)
         return cls(
-            model, head=head, fingerprint=known, journal=journal, persistent=persistent, reload=reload, stored=stored
+            model,
+            head=head,
+            memory=memory,
+            dial=dial,
+            fingerprint=known,
+            journal=journal,
+            persistent=persistent,
+            reload=reload,
+            stored=None if index == "exact" else open_run_index(folder),
         )
 
     @property
@@ -111,29 +153,86 @@ class Predictor:
         """How often the labels were changed since the model was published; grows with every change."""
         return self._live.state.version
 
-    def predict(self, texts: Sequence[str], k: int = 5) -> list[list[Prediction]]:
-        """The k best labels of each text, best first; all of them where there are fewer."""
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """What the ranking depends on besides the model, as plain values."""
+        return {"dial": self.dial, "memory": asdict(self.model.scoring.blend) if self.uses_memory else None}
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Probabilities, where labels are ranked as they were when these were learned."""
+        tuned = self.model.scoring
+        same = (self.head, self.dial, self.uses_memory) == (tuned.head, self.model.default_dial, tuned.use_memory)
+        return tuned.calibration if same else None
+
+    def predict(
+        self, texts: Sequence[str], k: int | None = None, *, threshold: float | None = None
+    ) -> list[list[Prediction]]:
+        """The best labels of each text, best first.
+
+        Args:
+            texts: what to label.
+            k: at most so many labels, all of them where there are fewer. If left out, 5, or with a threshold as many as
+                reach it.
+            threshold: only labels that are right with at least this probability; see `find_threshold`.
+        """
         if isinstance(texts, str):
             raise UsageError("predict takes a list of texts: write predict([text])")
-        state = self._live.state
-        found, labels = self._search(state, texts, k), state.model.labels
+        state, labels = self._live.state, self._live.state.model.labels
+        found, probabilities = self._find(state, texts, k, threshold)
         return [
             [
-                Prediction(labels.ids[label], labels.texts[label], float(score))
-                for label, score in zip(ids, scores, strict=True)
-                if label >= 0
+                Prediction(
+                    labels.ids[label], labels.texts[label], float(score), None if chance is None else float(chance)
+                )
+                for label, score, chance in zip(ids, scores, chances, strict=True)
+                if label >= 0 and (threshold is None or chance >= threshold)
             ]
-            for ids, scores in zip(found.ids, found.scores, strict=True)
+            for ids, scores, chances in zip(found.ids, found.scores, probabilities, strict=True)
         ]
 
-    def predict_stream(self, texts: Iterable[str], k: int = 5) -> Iterator[list[Prediction]]:
+    def predict_stream(
+        self, texts: Iterable[str], k: int | None = None, *, threshold: float | None = None
+    ) -> Iterator[list[Prediction]]:
         """The same for any number of texts, in constant memory and in order."""
         for block in _blocks(texts):
-            yield from self.predict(block, k)
+            yield from self.predict(block, k, threshold=threshold)
+
+    def find_threshold(self, *, precision: float | None = None) -> float:
+        """The lowest threshold with at least this precision on validation; that of the best F1 if left out."""
+        return self._checked_calibration().threshold_for(precision)
 
     def top(self, texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None) -> TopK:
         """The k best labels of each text as positions in `labels`, without the pairs of `exclude`."""
         return self._search(self._live.state, texts, k, exclude=exclude)
+
+    def top_encoded(self, representations_ND: Tensor, k: int, *, exclude: csr_matrix | None = None) -> TopK:
+        """The same for texts that the model has encoded already (`Model.encode_queries`)."""
+        return self._rank(self._live.state, representations_ND, k, exclude=exclude)
+
+    def nearest(self, texts: Sequence[str], k: int = 5, *, label: str | None = None) -> list[list[Neighbour]]:
+        """The k training queries most similar to each text, best first; with `label` (an id) only those that have it.
+
+        They are what the memory's votes come from, and what explains a prediction.
+        """
+        model = self.model
+        memory, ids = _checked_memory(model), model.labels.ids
+        if label is not None and label not in ids:
+            raise UsageError(f"no label has the id {label!r}")
+        column = None if label is None else list(ids).index(label)
+        found = memory.nearest(model.encode_queries(texts), k, label=column)
+        return [
+            [
+                Neighbour(
+                    memory.uids[row],
+                    memory.texts[row],
+                    float(similarity),
+                    tuple(ids[column] for column in memory.labels_of(row)),
+                )
+                for row, similarity in zip(rows, similarities, strict=True)
+            ]
+            for rows, similarities in zip(found.ids, found.scores, strict=True)
+        ]
 
     def add_labels(self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False) -> EditResult:
         """Add labels given as (id, text): they are encoded and compete from now on, without training.
@@ -174,13 +273,63 @@ class Predictor:
         """The labels that mean nearly the same as a text would as a label."""
         return find_similar(self.model, [text], k)[0]
 
+    def _find(
+        self, state: LiveState[Index], texts: Sequence[str], k: int | None, threshold: float | None
+    ) -> tuple[TopK, NDArray[Any]]:
+        """The labels that may be shown, and their probabilities (None where they are not known)."""
+        calibration = self.calibration if threshold is None else self._checked_calibration()
+        if threshold is not None and not 0.0 < threshold <= 1.0:
+            raise UsageError(f"the threshold is {threshold}: expected a probability above 0 and up to 1")
+        wanted = k if k is not None else 5 if threshold is None else NUM_PLACES
+        if calibration is None:
+            found = self._search(state, texts, wanted)
+            return found, np.full(found.ids.shape, None)
+        if wanted < 1:
+            raise UsageError(f"k must be 1 or more, got {k}")
+        places = max(wanted, NUM_PLACES)
+        found = self._search(state, texts, places)
+        while k is None and threshold is not None and places < len(state.model.labels.ids):
+            if calibration.is_exhausted(found, threshold).all():
+                break
+            wanted = places = 2 * places
+            found = self._search(state, texts, places)
+        probabilities = calibration.probabilities(found, state.model.labels.counts)
+        return TopK(found.ids[:, :wanted], found.scores[:, :wanted]), probabilities[:, :wanted]
+
+    def _checked_calibration(self) -> Calibration:
+        if self.calibration is None:
+            raise UsageError(
+                "no probabilities for labels ranked this way: leave head, memory and dial as they were tuned, or learn "
+                "them with `dexter tune RUN DATA` (it needs validation queries)"
+            )
+        return self.calibration
+
     def _search(
         self, state: LiveState[Index], texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None
     ) -> TopK:
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
-        queries_ND = state.model.query_vectors(texts, head=self.head)
-        return state.derived.search(queries_ND, min(k, len(state.model.labels.ids)), exclude=exclude)
+        return self._rank(state, state.model.encode_queries(texts), k, exclude=exclude)
+
+    def _rank(self, state: LiveState[Index], representations_ND: Tensor, k: int, *, exclude: csr_matrix | None) -> TopK:
+        model, index = state.model, state.derived
+        queries_ND = model.search_vectors(representations_ND, head=self.head, dial=self.dial)
+        found = index.search(queries_ND, min(k, len(model.labels.ids)), exclude=exclude)
+        if not self.uses_memory:
+            return found
+        memory, blend = _checked_memory(model), model.scoring.blend
+        votes = memory.votes(memory.nearest(representations_ND, blend.neighbours), blend.temperature)
+        scale = blend.weight * model.head.temperature
+        return add_votes(found, votes, queries_ND, index.vectors_LD, scale=scale, exclude=exclude)
+
+
+def _checked_memory(model: Model) -> Memory:
+    if model.memory is None:
+        raise UsageError(
+            "this model was trained without a memory of its training queries: train with scoring.memory at least "
+            "their number"
+        )
+    return model.memory
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:

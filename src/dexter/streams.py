@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from itertools import tee
 from json import dumps
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from dexter.data.formats.json_records import identifier_field, parse_object, text_field
 from dexter.data.formats.limits import MAX_LINE_BYTES
@@ -56,13 +56,20 @@ def form_of(path: Path | None) -> str:
     return ending if ending in FORMS else "text"
 
 
-def predict_texts(predictor: Predictor, queries: Iterable[Query], *, k: int, form: str = "text") -> Iterator[str]:
+def predict_texts(
+    predictor: Predictor,
+    queries: Iterable[Query],
+    *,
+    k: int | None = None,
+    threshold: float | None = None,
+    form: str = "text",
+) -> Iterator[str]:
     """One line (as text: one block of lines) per query, in order."""
     if form not in FORMS:
         raise UsageError(f"--format {form!r}: expected one of {', '.join(FORMS)}")
     # Both copies advance together but for one block of the predictor's, so little is held between them.
     shown, searched = tee(queries)
-    ranked = predictor.predict_stream((query.text for query in searched), k)
+    ranked = predictor.predict_stream((query.text for query in searched), k, threshold=threshold)
     for query, labels in zip(shown, ranked, strict=True):
         yield _format(form, query, labels)
 
@@ -114,15 +121,24 @@ def _record(line: str, number: int) -> Query:
 
 def _format(form: str, query: Query, labels: list[Prediction]) -> str:
     if form == "jsonl":
-        entries = [{"id": label.id, "text": label.text, "score": round(label.score, 6)} for label in labels]
-        return dumps({"uid": query.uid, "labels": entries}, ensure_ascii=False)
+        return dumps({"uid": query.uid, "labels": [_values(label) for label in labels]}, ensure_ascii=False)
     if form == "tsv":
         return "\t".join([_flat(query.uid), *(f"{_flat(label.id)}\t{label.score:.6f}" for label in labels)])
     cut = query.text[: _SHOWN_CHARACTERS + 1]
     shown = cut if len(cut) <= _SHOWN_CHARACTERS else cut[: _SHOWN_CHARACTERS - 1] + "…"
     return "\n".join(
-        [_flat(shown), *(f"  {label.score:7.4f}  {_flat(label.id)}  {_flat(label.text)}" for label in labels)]
+        [_flat(shown), *(f"  {_numbers(label)}  {_flat(label.id)}  {_flat(label.text)}" for label in labels)]
     )
+
+
+def _values(label: Prediction) -> dict[str, Any]:
+    values: dict[str, Any] = {"id": label.id, "text": label.text, "score": round(label.score, 6)}
+    return values if label.probability is None else values | {"probability": round(label.probability, 4)}
+
+
+def _numbers(label: Prediction) -> str:
+    """The score, and the probability where it is known."""
+    return f"{label.score:7.4f}" + ("" if label.probability is None else f"  {label.probability:4.0%}")
 
 
 def _flat(text: str) -> str:

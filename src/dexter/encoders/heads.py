@@ -61,12 +61,12 @@ class DualHead(nn.Module):
         layers = [_linear(input_size, projection), nn.Tanh(), nn.Dropout(dropout)] if projection else []
         self.project = nn.Sequential(*layers)
 
-    def queries(self, representations_BD: Tensor) -> Tensor:
-        """Vectors of queries, with a one for the prior."""
+    def queries(self, representations_BD: Tensor, *, prior_weight: float = 1.0) -> Tensor:
+        """Vectors of queries, with one more element that the prior is multiplied by: 1 as trained, 0 for no prior."""
         vectors_BD = self.vectors(representations_BD)
         if self.prior is None:
             return vectors_BD
-        return torch.cat([vectors_BD, vectors_BD.new_ones(len(vectors_BD), 1)], dim=1)
+        return torch.cat([vectors_BD, vectors_BD.new_full((len(vectors_BD), 1), prior_weight)], dim=1)
 
     def labels(self, representations_MD: Tensor, labels_M: Tensor | None = None, *, weight: float = 1.0) -> Tensor:
         """Vectors of labels; `labels_M` says which they are (all of them, in order, if left out).
@@ -120,11 +120,11 @@ class ClassifierHead(nn.Module):
         """Whether search compares directions only, as published; with a prior a vector's length means something."""
         return self.prior is None
 
-    def queries(self, representations_BD: Tensor, *, search: bool = False) -> Tensor:
-        """Vectors of queries; for search they may be scaled to length one."""
+    def queries(self, representations_BD: Tensor, *, search: bool = False, prior_weight: float = 1.0) -> Tensor:
+        """Vectors of queries; for search they may be scaled to length one, and the prior weighted."""
         vectors_BC: Tensor = self.project(representations_BD)
         if self.prior is not None:
-            return torch.cat([vectors_BC, vectors_BC.new_ones(len(vectors_BC), 1)], dim=1)
+            return torch.cat([vectors_BC, vectors_BC.new_full((len(vectors_BC), 1), prior_weight)], dim=1)
         return functional.normalize(vectors_BC, dim=-1) if search else vectors_BC
 
     def labels(self, labels_M: Tensor | None = None) -> Tensor:

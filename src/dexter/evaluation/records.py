@@ -38,6 +38,7 @@ def make_record(
     k: int | None = None,
     index: str | None = None,
     index_recall: float | None = None,
+    scoring: Mapping[str, Any] | None = None,
     seed: int | None = None,
     dtype: str | None = None,
     batch_size: int | None = None,
@@ -58,6 +59,7 @@ def make_record(
         k: places that were fetched.
         index: the index type.
         index_recall: the index's measured recall against exact search.
+        scoring: what else the ranking depends on: memory, dial.
         seed: of the training run.
         dtype: of the embeddings.
         batch_size: of encoding.
@@ -78,6 +80,7 @@ def make_record(
         "num_short": report.num_short,
         "by_frequency": report.by_frequency,
         "band_sizes": report.band_sizes,
+        "calibration_error": report.calibration,
         "intervals": {name: asdict(interval) for name, interval in report.intervals.items()},
         "settings": report.settings,
         "data": {
@@ -100,6 +103,7 @@ def make_record(
             "max_length": max_length,
         },
         "search": {"k": k, "index": index, "recall": index_recall},
+        "scoring": None if scoring is None else dict(scoring),
         "environment": describe_environment() | {"device": device},
         "command": list(sys.argv if command is None else command),
         "wall_seconds": wall_seconds,

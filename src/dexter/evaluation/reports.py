@@ -51,6 +51,9 @@ class Report:
     """Queries with fewer predictions than the largest cut-off: the missing places count as misses."""
     intervals: dict[str, Interval] = field(default_factory=dict)
     """Bootstrap intervals of the metrics that are sums over queries; empty when none were asked for."""
+    calibration: dict[str, float] = field(default_factory=dict)
+    """Expected calibration error of the first places in percent: `softmax` before, `calibrated` after; empty where a
+    run has no probabilities."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Cut-offs, propensity constants, training size, filter pairs, resampling: what a repeat needs."""
 

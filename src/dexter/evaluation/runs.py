@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,11 @@ from dexter.errors import DataError, ModelError, UsageError
 from dexter.evaluation.records import json_values, make_record, write_record
 from dexter.evaluation.reports import Comparison, Report, compare, score_report
 from dexter.evaluation.tables import render_comparison, render_table
-from dexter.metrics import overfetch
+from dexter.inference.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
+from dexter.metrics import overfetch, remove_filtered
+from dexter.metrics.hits import member_mask
 from dexter.predictor import Predictor
+from dexter.ranking import TopK
 from dexter.training.distributed import World, joined
 
 log = logging.getLogger("dexter")
@@ -91,10 +94,12 @@ def evaluate(
     predictor = run if isinstance(run, Predictor) else Predictor.load(run)
     split = test_split(dataset)
     ks = _cut_offs(ks, dataset)
-    top_ids = predict_columns(predictor, dataset, split, max(ks), world=world)
-    return score_report(
-        top_ids, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=num_resamples, seed=seed
+    found = predict_split(predictor, split, max(*ks, FITTED_PLACES), world=world)
+    columns_NK = as_columns(predictor, dataset, found.ids)
+    report = score_report(
+        columns_NK, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=num_resamples, seed=seed
     )
+    return replace(report, calibration=calibration_errors(predictor, split, found, columns_NK))
 
 
 def evaluate_run(
@@ -102,6 +107,8 @@ def evaluate_run(
     dataset: Dataset,
     *,
     head: HeadName | None = None,
+    memory: bool | None = None,
+    dial: float | None = None,
     ks: Sequence[int] | None = None,
     propensity: tuple[float, float] = (0.55, 1.5),
     record: Path | None = None,
@@ -109,7 +116,7 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate, and write the result record (below the run folder unless another path is given)."""
     started = time.monotonic()
-    predictor = Predictor.load(run, head=head, index=index)
+    predictor = Predictor.load(run, head=head, memory=memory, dial=dial, index=index)
     with joined() as world:
         report = evaluate(predictor, dataset, ks=ks, propensity=propensity, world=world)
     described = make_record(
@@ -121,6 +128,7 @@ def evaluate_run(
         k=max(report.settings["ks"]),
         index=predictor.index.backend,
         index_recall=predictor.index.recall,
+        scoring=predictor.scoring,
         seed=predictor.model.facts.get("seed"),
         dtype="float32",
         device=str(predictor.model.representations_LD.device),
@@ -170,13 +178,26 @@ def compare_runs(
     return RunComparison(reports, differences)
 
 
-def predict_columns(
-    predictor: Predictor, dataset: Dataset, split: Split, k: int, *, world: World | None = None
-) -> NDArray[np.int64]:
-    """The best labels of a split's queries, as the data set's columns; -1 for a label the data set does not have.
+def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int) -> NDArray[np.int64]:
+    """The best labels of a split's queries, as the data set's columns; -1 for a label the data set does not have."""
+    return as_columns(predictor, dataset, predict_split(predictor, split, k).ids)
+
+
+def predict_split(predictor: Predictor, split: Split, k: int, *, world: World | None = None) -> TopK:
+    """The best labels of a split's queries, as the predictor's positions; each process of several ranks its part.
 
     Where the split has filter pairs there are so many places more than k that k are left when they are removed.
     """
+    world = world or World()
+    found = predictor.top(split.texts[world.part(len(split))], k + overfetch(split.filtered))
+    if world.size == 1:
+        return found
+    ids, scores = (world.concatenate(torch.from_numpy(values)).numpy() for values in (found.ids, found.scores))
+    return TopK(ids, scores)
+
+
+def as_columns(predictor: Predictor, dataset: Dataset, ids_NK: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Positions among the predictor's labels as the data set's columns; -1 for a label the data set does not have."""
     columns = {label_id: column for column, label_id in enumerate(dataset.label_ids)}
     places = np.array([columns.get(label_id, -1) for label_id in predictor.labels.ids], dtype=np.int64)
     num_strange = int((places < 0).sum())
@@ -187,10 +208,31 @@ def predict_columns(
         )
     if num_strange:
         log.warning("%d of the model's labels are not in %s: predicting one is a miss", num_strange, dataset.name)
-    world = world or World()
-    found = predictor.top(split.texts[world.part(len(split))], k + overfetch(split.filtered))
-    own_NK: NDArray[np.int64] = np.append(places, -1)[found.ids]
-    return own_NK if world.size == 1 else world.concatenate(torch.from_numpy(own_NK)).numpy()
+    columns_NK: NDArray[np.int64] = np.append(places, -1)[ids_NK]
+    return columns_NK
+
+
+def calibration_errors(
+    predictor: Predictor, split: Split, found: TopK, columns_NK: NDArray[np.int64]
+) -> dict[str, float]:
+    """Of the first places of each query: how far probabilities are from what is right, before and after calibration.
+
+    Before is the softmax over the places found, at the temperature of training.
+    """
+    calibration = predictor.calibration
+    if calibration is None:
+        return {}
+    model = predictor.model
+    chances = {
+        "softmax": softmax(found.scores, model.head.temperature),
+        "calibrated": calibration.probabilities(found, model.labels.counts),
+    }
+    errors = {}
+    for name, chances_NK in chances.items():
+        shown = remove_filtered(columns_NK, chances_NK, split.filtered, REPORTED_PLACES)
+        there = np.isfinite(shown.scores)
+        errors[name] = calibration_error(shown.scores[there], member_mask(shown.ids, split.relevance)[there])
+    return errors
 
 
 def test_split(dataset: Dataset) -> Split:

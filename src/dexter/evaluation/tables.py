@@ -50,6 +50,14 @@ def render_table(reports: Mapping[str, Report], columns: Sequence[str] | None = 
     return _align(cells) + "".join(f"\n{note}" for note in notes(reports))
 
 
+def describe_calibration(report: Report) -> str:
+    """One line about the probabilities; empty where there are none."""
+    if not report.calibration:
+        return ""
+    before, after = (format_percent(report.calibration[name]) for name in ("softmax", "calibrated"))
+    return f"Calibration error of the first 5 places: {before} as softmax, {after} calibrated."
+
+
 def render_comparison(comparison: Comparison, names: tuple[str, str] = ("before", "after")) -> str:
     """A table of two systems' metrics, their differences and the differences' intervals; * marks more than chance."""
     cells = [["", printable(names[0]), printable(names[1]), "difference", "interval", ""]]

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from dexter.training.run import Run
 from dexter.training.trainer import train
+from dexter.training.tuning import tune
 
-__all__ = ["Run", "train"]
+__all__ = ["Run", "train", "tune"]

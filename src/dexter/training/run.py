@@ -22,7 +22,7 @@ import numpy as np
 
 from dexter.config import Config, config_to_toml, load_config
 from dexter.data import Dataset
-from dexter.errors import UsageError
+from dexter.errors import ModelError, UsageError
 from dexter.files import remove_leftovers, write_json, write_text
 from dexter.training.presets import resolve_presets
 
@@ -51,13 +51,10 @@ def open_run(
     `launch` names the launcher that started this process, if there is one (see `was_started_by`).
     """
     path = folder / _CONFIG
-    identity = _identity(dataset)
     if resume and path.exists():
         remove_leftovers(folder)
         saved = load_config(path)
-        known = (folder / _DATA).read_text(encoding="utf-8").strip()
-        if known != identity:
-            raise UsageError(f"{folder} was started on other data than {dataset.name}: resume with the same data")
+        check_data(folder, dataset)
         changed = {key: value for key, value in overrides.items() if _setting(saved, key) != value}
         if changed:
             raise UsageError(f"a resumed run keeps its settings; {', '.join(changed)} differ from {path}")
@@ -65,7 +62,7 @@ def open_run(
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise UsageError(f"{folder} is not empty: choose another --out, or continue that run with --resume")
     config = resolve_presets(load_config(recipe, overrides), dataset)
-    write_text(folder / _DATA, identity + "\n")
+    write_text(folder / _DATA, _identity(dataset) + "\n")
     if launch:
         write_text(folder / _LAUNCH, launch + "\n")
     write_text(path, config_to_toml(config))
@@ -81,6 +78,12 @@ def was_started_by(folder: Path, launch: str) -> bool:
 def read_config(folder: Path) -> Config:
     """The settings of a run that is open."""
     return load_config(folder / _CONFIG)
+
+
+def check_data(folder: Path, dataset: Dataset) -> None:
+    """Raise unless a run was started on these training data."""
+    if (folder / _DATA).read_text(encoding="utf-8").strip() != _identity(dataset):
+        raise UsageError(f"{folder} was started on other data than {dataset.name}: give it the same data")
 
 
 def _setting(config: Config, key: str) -> Any:
@@ -113,5 +116,7 @@ def is_finished(folder: Path) -> bool:
 
 def read_run(folder: Path) -> Run:
     """A finished run."""
+    if not is_finished(folder):
+        raise ModelError(f"{folder}: no finished run: train one with `dexter train DATA --out {folder}`")
     ended = json.loads((folder / _END).read_text(encoding="utf-8"))
     return Run(folder, load_config(folder / _CONFIG), ended["best"], ended["best_step"], ended["seconds"])

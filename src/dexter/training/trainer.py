@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from dexter.training.run import Run, is_finished, open_run, read_config, read_ru
 from dexter.training.sampling import Sampler
 from dexter.training.sharing import check_alike, query_vectors, start_alike, whole_model
 from dexter.training.state import put_state, seed_rank, take_state
+from dexter.training.tuning import remember, tune_model
 from dexter.training.validation import validate
 
 log = logging.getLogger("dexter")
@@ -328,6 +330,7 @@ class Trainer:
             self._publish(self._model())
         self.save()
         if self.world.is_first:
+            self._tune()
             record_end(
                 self.folder,
                 best=self.best,
@@ -337,6 +340,16 @@ class Trainer:
                 skipped_gradient_share=self.objective.saving.fraction,
             )
         self.world.barrier("finish")
+
+    def _tune(self) -> None:
+        """Give the published model its memory, and choose on validation how it scores."""
+        config, published = self.config, self.folder / "model"
+        model = Model.load(published, device=self.device)
+        model = replace(model, memory=remember(model, self.train_split, config))
+        if self.validation_split is not None:
+            metric, maximum = config.validation.metric, config.scoring.tuning_queries
+            model = tune_model(model, self.train_split, self.validation_split, metric=metric, maximum=maximum)
+        model.save(published)
 
     def _first_ids(self) -> NDArray[np.int64]:
         """The token ids of the first step: what a typical step touches."""

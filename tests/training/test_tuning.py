@@ -1,0 +1,127 @@
+"""What is chosen on validation: kept with the model, no worse there than as trained, refused where it cannot be."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import dexter
+from dexter import Predictor
+from dexter.config import load_config
+from dexter.errors import ModelError, UsageError
+from dexter.inference.memory import Blend
+from dexter.inference.scoring import Scoring
+from dexter.metrics import score
+from dexter.model import Model
+from dexter.training.parts import make_splits
+from dexter.training.tuning import Choice, Trial, remember
+from tests.conftest import SMALL, make_world
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of a finished run that may be changed."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def splits(run, world):
+    return make_splits(world, load_config(run / "config.toml"))
+
+
+def test_training_ends_with_a_memory_and_a_choice(trained, world):
+    train, _ = splits(trained, world)
+    model = Predictor.load(trained).model
+    assert len(model.memory) == len(train)
+    np.testing.assert_array_equal(model.memory.relevance.toarray() > 0, train.relevance.toarray() > 0)
+    assert model.scoring.metric == "nDCG@5"
+    assert model.scoring.validation["tuned"]["nDCG@5"] >= model.scoring.validation["model"]["nDCG@5"]
+
+
+@pytest.mark.parametrize("metric", ["P@1", "PSP@3", "nDCG@4"])
+def test_what_is_stored_is_what_predictions_give(run, world, metric):
+    scoring = dexter.tune(run, world, metric=metric)
+    train, validation = splits(run, world)
+    top_ids = Predictor.load(run).top(validation.texts, 5).ids
+    found = score(top_ids, validation.relevance, train.relevance, ks=(1, 3, 4))
+    assert found[metric] == pytest.approx(scoring.validation["tuned"][metric], abs=1e-9)
+    assert scoring == Predictor.load(run).model.scoring
+    plain = Predictor.load(run, memory=False, dial=1.0).top(validation.texts, 5).ids
+    before = score(plain, validation.relevance, train.relevance, ks=(1, 3, 4))
+    assert before[metric] == pytest.approx(scoring.validation["model"][metric], abs=1e-9)
+    assert found[metric] >= before[metric]
+
+
+def test_tuning_twice_is_tuning_once(run, world):
+    assert dexter.tune(run, world, metric="PSP@5") == dexter.tune(run, world, metric="PSP@5")
+
+
+def test_tuning_leaves_changed_labels_and_the_models_files_alone(run, world):
+    before = Predictor.load(run, persistent=True)
+    before.add_labels([("new", "river stone")])
+    dexter.tune(run, world, metric="PSP@5")
+    after = Predictor.load(run)
+    assert after.fingerprint == before.fingerprint
+    assert list(after.labels.ids) == [*world.label_ids, "new"]
+    assert after.model.scoring.metric == "PSP@5"
+
+
+def test_a_damaged_or_foreign_choice_is_refused(run, world):
+    dexter.tune(run, world)
+    path = run / "model" / "tuned.json"
+    good = json.loads(path.read_text())
+    for change in ({"sha256": "0"}, {"model": "0"}, {"scoring": 3}, {"scoring": {**good["scoring"], "dial": 0.25}}):
+        path.write_text(json.dumps(good | change))
+        with pytest.raises(ModelError, match=r"tuned\.json"):
+            Predictor.load(run)
+    path.unlink()
+    assert Predictor.load(run).model.scoring.metric == "nDCG@5"
+
+
+def test_a_trial_ranks_as_the_predictor_does(trained, world):
+    train, validation = splits(trained, world)
+    predictor = Predictor.load(trained, dial=0.4, memory=True)
+    trial = Trial(predictor.model, train, validation, metric="P@1")
+    found = trial.rank(Choice(predictor.head, 0.4, predictor.model.scoring.blend), 6)
+    np.testing.assert_array_equal(found.ids, predictor.top(validation.texts, 6).ids)
+
+
+def test_no_better_by_more_than_its_error_is_luck(trained, world):
+    train, validation = splits(trained, world)
+    trial = Trial(Predictor.load(trained).model, train, validation, metric="P@1")
+    same = Choice("encoder", 1.0, None)
+    assert trial.is_luck(same, same)
+
+
+def test_more_queries_than_may_be_kept_are_not(world, tmp_path, caplog):
+    with caplog.at_level("INFO", logger="dexter"):
+        run = dexter.train(world, out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1, "scoring.memory": 10})
+    assert "no memory" in caplog.text
+    assert Predictor.load(run.path).model.memory is None
+    assert not (run.path / "model" / "dexter" / "memory.safetensors").exists()
+
+
+def test_label_texts_that_were_trained_as_queries_do_not_vote(trained, world):
+    config = load_config(trained / "config.toml", {"batch.label_queries": True})
+    train, _ = make_splits(world, config)
+    memory = remember(Model.load(trained / "model"), train, config)
+    assert len(memory) == len(train) - world.num_labels
+
+
+def test_what_cannot_be_tuned_says_why(run, world, tmp_path):
+    with pytest.raises(ModelError, match="no finished run"):
+        dexter.tune(tmp_path / "nowhere", world)
+    with pytest.raises(UsageError, match="other data"):
+        dexter.tune(run, make_world(seed=3))
+    with pytest.raises(UsageError, match=r"such as P@1"):
+        dexter.tune(run, world, metric="accuracy")
+
+
+def test_a_damaged_scoring_is_refused(tmp_path):
+    scoring = Scoring(metric="P@1", dial=0.5, blend=Blend(neighbours=3, temperature=0.1, weight=2.0), use_memory=True)
+    scoring.save(tmp_path)
+    assert Scoring.load(tmp_path) == scoring
+    for content in ("{", "[]", "{}", '{"blend": 3}', '{"blend": {}, "dial": 7}'):
+        (tmp_path / "scoring.json").write_text(content)
+        with pytest.raises(ModelError):
+            Scoring.load(tmp_path)
