@@ -15,6 +15,7 @@ SOURCE = Path(config.__file__).parent
 PARTS = ("data", "batches", "encoders", "losses", "index", "metrics", "inference")
 DRIVERS = (
     "training",
+    "planning",
     "evaluation",
     "predictor",
     "model",

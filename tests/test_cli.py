@@ -57,7 +57,11 @@ def error_line(result, code):
     """The one line of an error; nothing on stdout, no traceback."""
     assert result[0] == code, result
     assert result[1] == ""
-    lines = [line for line in result[2].splitlines() if not line.startswith(("read as", "recipe ", "epoch "))]
+    lines = [
+        line
+        for line in result[2].splitlines()
+        if not line.startswith(("read as", "recipe ", "needs about", "about ", "epoch "))
+    ]
     assert len(lines) == 1, lines
     assert lines[0].startswith("dexter: error: ")
     return lines[0]
@@ -512,3 +516,29 @@ def test_wrong_index_options_are_refused(run, trained, tmp_path):
     assert "needs the address of a server" in error_line(run("index", trained, "--backend", "qdrant"), 2)
     assert "--index 'pq': expected exact" in error_line(run("predict", trained, "x", "--index", "pq"), 2)
     assert not (trained / "index").exists()
+
+
+def test_plan_says_what_training_needs(run, data):
+    code, out, _ = run("plan", data, *SETTINGS)
+    assert code == 0
+    assert out.startswith("recipe dexter: ")
+    assert all(word in out for word in ("memory ", "disk ", "time ", "to shrink the largest"))
+    code, out, _ = run("plan", data, "--recipe", "unidec", *SETTINGS, "--world-size", 2, "--json")
+    assert code == 0
+    assert json.loads(out)["world_size"] == 2
+
+
+def test_plan_without_data(run):
+    counts = ("--queries", 50_000_000, "--labels", 450_000_000, "--tokens-per-text", 8)
+    device = ("--world-size", 2, "--gpu-memory", 80)
+    code, out, _ = run("plan", *counts, *device, "--recipe", "unidec", "--set", "head.projection=64")
+    assert code == 0
+    assert "DOES NOT FIT in 85.9 GB" in out
+    assert "sent by each rank in a step" in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--queries", 10), ("somewhere", "--queries", 10, "--labels", 10), ("--labels", 10)]
+)
+def test_plan_wants_data_or_counts(run, arguments):
+    assert "--queries and --labels" in error_line(run("plan", *arguments), 2)

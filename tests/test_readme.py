@@ -88,6 +88,7 @@ def test_every_verb_and_exit_code_is_documented():
         "data    build",
         "data    check",
         "data    convert",
+        "plan",
         "train",
         "evaluate",
         "predict",

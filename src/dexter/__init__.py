@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dexter.data.formats import load_dataset as load_dataset
     from dexter.evaluation import Report as Report
     from dexter.evaluation import evaluate as evaluate
+    from dexter.planning.plan import plan as plan
     from dexter.predictor import Prediction as Prediction
     from dexter.predictor import Predictor as Predictor
     from dexter.training import train as train
@@ -27,11 +28,12 @@ _HOMES = {
     "Report": "dexter.evaluation",
     "evaluate": "dexter.evaluation",
     "load_dataset": "dexter.data.formats",
+    "plan": "dexter.planning.plan",
     "train": "dexter.training",
     "tune": "dexter.training",
 }
 
-__all__ = ["Dataset", "Prediction", "Predictor", "Report", "evaluate", "load_dataset", "train", "tune"]
+__all__ = ["Dataset", "Prediction", "Predictor", "Report", "evaluate", "load_dataset", "plan", "train", "tune"]
 
 
 def __getattr__(name: str) -> Any:

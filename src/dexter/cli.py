@@ -242,6 +242,58 @@ def train(
 
 
 @app.command()
+def plan(
+    data: Annotated[str | None, typer.Argument(help="A data set; leave out to plan from --queries and others.")] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe's name or TOML file.")] = "dexter",
+    settings: Settings = None,
+    queries: Annotated[int | None, typer.Option(help="Without data: training queries.")] = None,
+    labels: Annotated[int | None, typer.Option(help="Without data: labels.")] = None,
+    tokens_per_text: Annotated[float, typer.Option(help="Without data: tokens of a query.")] = 32.0,
+    tokens_per_label: Annotated[float | None, typer.Option(help="Without data: of a label; as a query's.")] = None,
+    labels_per_query: Annotated[float, typer.Option(help="Without data: relevant labels of a query.")] = 5.0,
+    world_size: Annotated[int, typer.Option(help="Processes that share the labels.")] = 1,
+    gpu_memory: Annotated[
+        float | None, typer.Option(help="GiB of each device: does it fit, and what makes it?")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What training will need: peak memory, disk, time per epoch, bytes between ranks; the largest of each.
+
+    Example: dexter plan data/pydocs --recipe unidec
+
+    Example: dexter plan --queries 2200000 --labels 1300000 --recipe dexml --set encoder.kind=transformer
+    --set encoder.pretrained=distilbert-base-uncased --world-size 8 --gpu-memory 40
+    """
+    from dexter.config import parse_overrides
+    from dexter.planning.plan import plan as plan_data
+    from dexter.planning.plan import plan_counts
+
+    shared: dict[str, Any] = {
+        "recipe": recipe,
+        "overrides": parse_overrides(settings or []),
+        "world_size": world_size,
+        "gpu_memory": gpu_memory,
+    }
+    if data is not None and queries is None and labels is None:
+        found = plan_data(_load(data), **shared)
+    elif data is None and queries is not None and labels is not None:
+        found = plan_counts(
+            num_queries=queries,
+            num_labels=labels,
+            tokens_per_text=tokens_per_text,
+            tokens_per_label=tokens_per_label,
+            labels_per_query=labels_per_query,
+            **shared,
+        )
+    else:
+        raise UsageError("give a data set, or both --queries and --labels")
+    if as_json:
+        _echo_json(found.to_json())
+    else:
+        typer.echo(found.render())
+
+
+@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     data: Annotated[str, typer.Argument(help="The data set whose test split is scored.")],

@@ -23,16 +23,21 @@ _TRANSFORMER_TOKENS = {"cpu": 1_024, "cuda": 16_384, "mps": 4_096}
 
 def resolve_presets(config: Config, dataset: Dataset) -> Config:
     """The same configuration with every open value decided, and what the data cannot serve refused."""
-    metric = _metric(config.validation, dataset.num_labels)
+    return resolve_counts(config, num_queries=len(dataset.train), num_labels=dataset.num_labels)
+
+
+def resolve_counts(config: Config, *, num_queries: int, num_labels: int) -> Config:
+    """The same for data of which only the size is known."""
+    metric = _metric(config.validation, num_labels)
     device = _device(config.train.device)
     static = config.encoder.kind == "static"
-    batch_size = config.batch.size or _batch_size(len(dataset.train), static=static)
+    batch_size = config.batch.size or _batch_size(num_queries, static=static)
     rate = config.train.learning_rate or _learning_rate(batch_size, static=static)
     tokens = _STATIC_TOKENS if static else _TRANSFORMER_TOKENS.get(device.split(":")[0], 4_096)
     return replace(
         config,
         validation=replace(config.validation, metric=metric),
-        batch=replace(_with_pool(config, dataset.num_labels), size=batch_size),
+        batch=replace(_with_pool(config, num_labels), size=batch_size),
         train=replace(
             config.train,
             device=device,

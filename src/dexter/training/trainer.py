@@ -26,6 +26,8 @@ from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
 from dexter.model import Labels, Model
+from dexter.planning.running import Pace, describe_needs, sizes_of_run
+from dexter.planning.sizes import Sizes
 from dexter.training.checkpoint import load_checkpoint, save_checkpoint
 from dexter.training.distributed import World, joined
 from dexter.training.gradcache import Outcome, Side, backward
@@ -81,6 +83,7 @@ def train(
         trainer = Trainer(read_config(folder), dataset, folder, world)
         if world.is_first:
             log.info("%s", describe(trainer.config, num_steps=trainer.steps_per_epoch, ranks=world.size))
+            log.info("%s", describe_needs(trainer.sizes(), trainer.config, world_size=world.size))
         if resume:
             trainer.restore()
         trainer.run(tensorboard=tensorboard)
@@ -144,6 +147,7 @@ class Trainer:
     def run(self, *, tensorboard: bool = False) -> None:
         """Take every remaining step, validate, and publish; a signal saves a checkpoint and raises `Interrupted`."""
         journal = self._journal(tensorboard=tensorboard)
+        pace = Pace(first_step=self.step, num_steps=self.num_steps, steps_per_epoch=self.steps_per_epoch)
         started, earlier = time.monotonic(), self.seconds
         saved_at, saved_step = started, self.step
         try:
@@ -151,6 +155,8 @@ class Trainer:
                 while self.step < self.num_steps and not self._is_patient_no_more():
                     outcome, rows = self._take_step()
                     self._log(journal, outcome, rows, time.monotonic() - started + earlier)
+                    if (expected := pace.after_step(self.step)) is not None and self.world.is_first:
+                        log.info("%s", expected)
                     validated = self._is_due_validation()
                     if validated:
                         self._validate(journal)
@@ -172,6 +178,20 @@ class Trainer:
                 self._finish()
         finally:
             journal.close()
+
+    def sizes(self) -> Sizes:
+        """What is large about this run, for the planner's formulas."""
+        num_rows = getattr(self.encoder, "num_rows", 0)
+        return sizes_of_run(
+            self.config,
+            self.dataset,
+            self.encoder,
+            query_tokens=self.query_tokens,
+            label_tokens=self.label_tokens,
+            num_label_texts=int(self.places.max()) + 1,
+            num_validation=0 if self.validation_split is None else len(self.validation_split),
+            touched_rows=len(np.unique(self._first_ids() % num_rows)) if num_rows else 0,
+        )
 
     def restore(self) -> None:
         """Continue from the newest checkpoint as if the run had never stopped; from the start where there is none."""

@@ -1,0 +1,325 @@
+"""What holds memory in a run, term by term: each a formula of sizes and settings, with the setting that shrinks it.
+
+A term belongs to a phase. What is `always` there adds up, and what is there once something was `trained` (the moments);
+of what comes and goes, only the phase that needs most counts: the start, a step, the refresh of clusters and hard
+negatives, a validation. With an accelerator, texts and
+tokens stay in the process's own memory and everything else is on the device; without one, all is in one place.
+
+The constants were found by running with one thing changed at a time and reading the peak (bench/planner.py holds the
+whole against real runs).
+
+Letters in formulas: B queries of a step, M labels it scores, U label texts it encodes, L labels, N queries, D
+dimension, R rows of the token table, each on one rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from dexter.config import Config
+from dexter.losses.settings import TILE_ELEMENTS, Streaming, choose_layout
+from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size, texts_per_step
+
+Phase = Literal["always", "trained", "start", "step", "refresh", "validation"]
+Place = Literal["process", "device"]
+PHASES: tuple[Phase, ...] = ("start", "step", "refresh", "validation")
+
+MIB = 2**20
+FLOAT = 4
+_MOMENTS = 2
+"""Adam keeps two numbers per weight."""
+_LIBRARIES = 240 * MIB
+"""Python, NumPy, SciPy, torch and this package, imported."""
+_TRANSFORMERS = 30 * MIB
+"""What importing transformers and building a model of it adds."""
+_MICRO_BATCHES = 100 * MIB
+"""What stays with a process that encodes micro-batch after micro-batch of different shapes."""
+_TOKENIZER = 110 * MIB
+"""A tokenizer of some ten thousand words, the one that counted them, and the pretrained file they came from."""
+_CUDA_CONTEXT = 600 * MIB
+_HEAP_BYTES_PER_TOKEN = 40
+_LARGEST_ON_HEAP = 4_000_000
+"""Arrays below 32 MB that are freed after tokenising stay with the process: four million 64-bit numbers each."""
+_TOKENIZING_BYTES_PER_TOKEN = 64
+"""64-bit arrays alive at once while the static encoder's features are made and counted."""
+_LABEL_COPIES = 6.0
+"""Arrays of a step with a row per label: output, its graph, the cached copy, the prior's column, and two gradients."""
+_ASSEMBLED_COPIES = 1.25
+"""More of them where labels share texts and rows are gathered."""
+_ACTIVATIONS_PER_LAYER = 14
+"""Arrays of hidden size that a transformer layer keeps for its backward pass, beside two of its inner width."""
+_SEARCH_BUDGET = 256 * MIB
+_SEARCH_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Term:
+    """One thing that holds memory."""
+
+    name: str
+    bytes: float
+    formula: str
+    """How the bytes come about, in numbers."""
+    setting: str = ""
+    """What makes it smaller."""
+    phase: Phase = "always"
+    place: Place = "device"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The terms of one rank, and their peak."""
+
+    terms: tuple[Term, ...]
+    separate: bool
+    """Whether the device has memory of its own."""
+
+    def peak(self, place: Place | None = None) -> float:
+        """Most bytes at any moment; in one place if told."""
+        chosen = [term for term in self.terms if place is None or term.place == place]
+        return max(_total(chosen, phase) for phase in PHASES)
+
+    @property
+    def busiest(self) -> Phase:
+        """The phase that needs most."""
+        chosen = [term for term in self.terms if not self.separate or term.place == "device"]
+        return max(PHASES, key=lambda phase: _total(chosen, phase))
+
+    def at_peak(self) -> list[Term]:
+        """The terms that make the peak, the largest first."""
+        return sorted(_present(self.terms, self.busiest), key=lambda term: -term.bytes)
+
+    @property
+    def largest(self) -> Term:
+        """The largest term at the peak that a setting shrinks."""
+        terms = [term for term in self.at_peak() if not self.separate or term.place == "device"]
+        return next((term for term in terms if term.setting), terms[0])
+
+
+def memory(sizes: Sizes, config: Config, *, world_size: int = 1, separate: bool = False) -> Memory:
+    """Every term of one rank; labels are split over the ranks, the encoder is on each."""
+    parts = (
+        _process(sizes, config, separate=separate),
+        _encoder(sizes),
+        _heads(sizes, config, world_size),
+        _step(sizes, config, world_size),
+        _start(sizes, config, world_size),
+        _refresh(sizes, config, world_size),
+        _validation(sizes, config, world_size),
+    )
+    terms = tuple(term for part in parts for term in part if term.bytes > 0)
+    if separate:
+        terms = (*terms, Term("CUDA context", _CUDA_CONTEXT, "driver, kernels, libraries"))
+    return Memory(terms, separate)
+
+
+def _process(sizes: Sizes, config: Config, *, separate: bool) -> Iterator[Term]:
+    """Texts, tokens and the interpreter: on every rank, whatever the device."""
+    static = sizes.encoder.kind == "static"
+    libraries = _LIBRARIES + (0 if static else _TRANSFORMERS)
+    yield Term("Python and libraries", libraries, "measured once", place="process")
+    yield Term("tokenizer", _TOKENIZER, "measured once", place="process")
+    yield Term("texts and pairs", sizes.text_bytes, "strings, identifiers, relevance", place="process")
+    tokens = sizes.query_tokens + sizes.label_tokens
+    width = 8 if static else 2
+    offsets = 8 * (sizes.num_queries + sizes.num_label_texts)
+    formula = f"{tokens:,} tokens x {width}"
+    yield Term("tokens", width * tokens + offsets, formula, "encoder.max_length_query", place="process")
+    if static:
+        kept = min(tokens, _LARGEST_ON_HEAP) * _HEAP_BYTES_PER_TOKEN
+        yield Term("left over from tokenising", kept, "freed, not returned", place="process")
+        formula = f"{tokens:,} tokens x {_TOKENIZING_BYTES_PER_TOKEN}"
+        work = max(0, _TOKENIZING_BYTES_PER_TOKEN * tokens - kept)
+        yield Term("tokenising", work, formula, "encoder.max_length_query", "start", "process")
+    elif not separate:
+        yield Term("left over from micro-batches", _MICRO_BATCHES, "freed, not returned", place="process")
+
+
+def _encoder(sizes: Sizes) -> Iterator[Term]:
+    """Weights and optimiser state; gradients come with the step."""
+    encoder = sizes.encoder
+    if encoder.table_elements:
+        rows = f"{encoder.table_rows:,} rows x {encoder.dimension}"
+        setting = "encoder.words, encoder.dimension"
+        yield Term("token table", FLOAT * encoder.table_elements, f"{rows} x 4", setting)
+        moments = _MOMENTS * FLOAT * encoder.table_elements
+        yield Term("token table's Adam moments", moments, f"{rows} x 8", setting, "trained")
+    weights = encoder.weights
+    yield Term("encoder weights", FLOAT * weights, f"{weights:,} x 4", "encoder.pretrained")
+    moments = _MOMENTS * FLOAT * weights
+    yield Term("encoder's Adam moments", moments, f"{weights:,} x 8", "encoder.pretrained", "trained")
+
+
+def _heads(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+    """Projections, the prior, and the classifier's rows with their state."""
+    head, labels = config.head, _share(sizes.num_labels, world_size)
+    num_heads = 2 if head.classifier else 1
+    weights = num_heads * head.projection * (sizes.encoder.dimension + 1)
+    yield Term("head projections", 4 * FLOAT * weights, f"{weights:,} x 16", "head.projection")
+    if config.loss.prior:
+        yield Term("label prior", 3 * FLOAT * labels * num_heads, f"{labels:,} labels x 12")
+    if head.classifier:
+        width, stored = score_width(sizes, config), FLOAT if head.storage == "float32" else 2
+        rows = f"{labels:,} labels x {width}"
+        yield Term("classifier table", stored * labels * width, f"{rows} x {stored}", "head.storage, head.projection")
+        moments = labels * (_MOMENTS * FLOAT * width + FLOAT)
+        yield Term("classifier's Adam moments", moments, f"{rows} x 8", "head.projection", "trained")
+
+
+def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+    """What a step makes and forgets."""
+    encoder, queries = sizes.encoder, batch_size(sizes, config)
+    labels = _share(pool_size(sizes, config), world_size)
+    texts = _share(texts_per_step(sizes, config), world_size)
+    copies = _LABEL_COPIES + (_ASSEMBLED_COPIES if sizes.num_label_texts != sizes.num_labels else 0)
+    copies += 2 if config.head.projection else 0
+    width = encoder.dimension
+    yield Term(
+        "label representations and gradients",
+        copies * FLOAT * texts * width,
+        f"{copies:g} x {texts:,} texts x {width} x 4",
+        "encoder.dimension, train.label_refresh" if config.batch.pool == "all" else "batch.size",
+        "step",
+    )
+    if config.train.label_refresh > 1:
+        yield Term("older label representations", FLOAT * sizes.num_label_texts * width, f"{texts:,} texts x {width}")
+    yield Term(
+        "query representations and gradients",
+        _LABEL_COPIES * FLOAT * queries * width,
+        f"{_LABEL_COPIES:g} x {queries:,} queries x {width} x 4",
+        "batch.size",
+        "step",
+    )
+    yield Term("score tiles", tile_bytes(config, queries, labels), "loss.memory_megabytes at most", "", "step")
+    yield from _encoder_gradients(sizes, config)
+    if encoder.kind == "transformer":
+        tokens = min(config.train.tokens_per_micro_batch, max(1, sizes.query_tokens))
+        per_token = activation_bytes_per_token(sizes)
+        formula = f"{tokens:,} tokens x {per_token:,} bytes"
+        yield Term("activations", tokens * per_token, formula, "train.tokens_per_micro_batch", "step")
+    if config.head.classifier:
+        wide = score_width(sizes, config)
+        formula = f"4 x {labels:,} labels x {wide} x 4"
+        yield Term("classifier rows of the step", 4 * FLOAT * labels * wide, formula, "head.projection", "step")
+
+
+def _encoder_gradients(sizes: Sizes, config: Config) -> Iterator[Term]:
+    """Dense gradients are as large as the weights; both sides of a step make one before they are summed."""
+    encoder = sizes.encoder
+    weights = encoder.weights
+    yield Term("encoder gradients", FLOAT * weights, f"{weights:,} x 4", "encoder.pretrained", "step")
+    if not encoder.table_elements:
+        return
+    if sizes.sparse:
+        touched = sizes.touched_rows * encoder.dimension
+        formula = f"4 x {sizes.touched_rows:,} rows x {encoder.dimension} x 4"
+        yield Term("token table's gradient", 4 * FLOAT * touched, formula, "batch.size", "step")
+    else:
+        sides = 2 if texts_per_step(sizes, config) else 1
+        formula = f"{sides} x {encoder.table_rows:,} rows x {encoder.dimension} x 4"
+        setting = "encoder.words, encoder.dimension"
+        yield Term("token table's gradient", sides * FLOAT * encoder.table_elements, formula, setting, "step")
+
+
+def _start(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+    """The classifier starts from all queries and labels.
+
+    (The token table is copied when it is built, but its moments, which are as large, are not there yet.)
+    """
+    if config.head.classifier:
+        width = score_width(sizes, config)
+        vectors = sizes.num_queries * (sizes.encoder.dimension + width)
+        vectors += 4 * _share(sizes.num_labels, world_size) * width
+        formula = f"{sizes.num_queries:,} queries and {sizes.num_labels:,} labels"
+        yield Term("classifier's starting rows", FLOAT * vectors, formula, "head.projection", "start")
+
+
+def _refresh(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+    """All queries and labels as vectors, and a search of the ones among the others."""
+    if not needs_refresh(config):
+        return
+    width, labels, queries = sizes.encoder.dimension, _share(sizes.num_labels, world_size), sizes.num_queries
+    projected = config.head.projection
+    numbers = queries * (width + projected) + labels * (width + 2 * projected)
+    formula = f"{queries:,} queries and {labels:,} labels x {width}" + (f" + {projected}" if projected else "")
+    yield Term("vectors to mine and cluster", FLOAT * numbers, formula, "encoder.dimension", "refresh")
+    at_once = 2 * FLOAT * width * _embedded_at_once(sizes, config)
+    searched = search_bytes(queries, labels) if config.batch.hard_negatives else 0
+    formula = "search tiles of 256 MiB at most, or texts encoded at once"
+    setting = "train.tokens_per_micro_batch" if at_once > searched else ""
+    yield Term("search and encoding", max(at_once, searched), formula, setting, "refresh")
+    if config.batch.hard_negatives:
+        kept = min(config.batch.hard_negatives * config.batch.refresh, sizes.num_labels)
+        formula = f"{queries:,} queries x {kept}"
+        yield Term(
+            "hard negatives found", 16 * queries * kept, f"{formula} x 16", "batch.refresh", "refresh", "process"
+        )
+        yield Term("hard negatives", 4 * queries * kept, f"{formula} x 4", "batch.refresh", place="process")
+    if config.batch.order == "clustered":
+        yield Term("clusters", 40 * queries, f"{queries:,} x 40", "", "refresh", "process")
+
+
+def _validation(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+    """Every label freshly encoded, held-out queries, and the search."""
+    if not sizes.num_validation:
+        return
+    labels, width = _share(sizes.num_labels, world_size), sizes.encoder.dimension
+    searched = score_width(sizes, config) * (2 if config.head.classifier else 1)
+    numbers = labels * (width + 2 * searched) + sizes.num_validation * (width + searched)
+    formula = f"{labels:,} labels and {sizes.num_validation:,} queries x {searched}"
+    yield Term("vectors to validate with", FLOAT * numbers, formula, "head.projection, encoder.dimension", "validation")
+    tiles = search_bytes(sizes.num_validation, labels)
+    yield Term("search tiles", tiles, "256 MiB at most", "", "validation")
+    if world_size > 1:
+        whole = sizes.num_labels * searched
+        formula = f"{sizes.num_labels:,} labels x {searched} x 4, on the first rank"
+        yield Term("published model", FLOAT * whole, formula, "head.projection", "validation", "process")
+
+
+def _embedded_at_once(sizes: Sizes, config: Config) -> int:
+    """Queries that an encoder without a graph takes in one micro-batch."""
+    return min(sizes.num_queries, math.ceil(config.train.tokens_per_micro_batch / max(1.0, sizes.tokens_per_query)))
+
+
+def score_width(sizes: Sizes, config: Config) -> int:
+    """Dimensions of the vectors that a loss scores."""
+    return config.head.projection or sizes.encoder.dimension
+
+
+def tile_bytes(config: Config, queries: int, labels: int) -> int:
+    """Scores in memory at a time, and what some losses need beside them."""
+    streaming = Streaming(memory_budget=config.loss.memory_megabytes * MIB)
+    layout = choose_layout(streaming, queries, labels)
+    held = layout.row_block * (labels if layout.keep else layout.label_chunk)
+    work = 2 * min(TILE_ELEMENTS, layout.row_block * layout.label_chunk)
+    return FLOAT * (held + work)
+
+
+def search_bytes(queries: int, labels: int) -> int:
+    """Scores of an exact search in memory at a time."""
+    return min(_SEARCH_BUDGET, FLOAT * min(queries, _SEARCH_ROWS) * labels)
+
+
+def activation_bytes_per_token(sizes: Sizes) -> int:
+    """What a transformer keeps of a token for its backward pass."""
+    encoder = sizes.encoder
+    wide = 2 * encoder.intermediate + _ACTIVATIONS_PER_LAYER * encoder.hidden
+    return FLOAT * encoder.layers * wide
+
+
+def _present(terms: Iterable[Term], phase: Phase) -> list[Term]:
+    """The terms that hold memory in a phase."""
+    there = ("always", phase) if phase == "start" else ("always", "trained", phase)
+    return [term for term in terms if term.phase in there]
+
+
+def _total(terms: Iterable[Term], phase: Phase) -> float:
+    return sum(term.bytes for term in _present(terms, phase))
+
+
+def _share(count: int, world_size: int) -> int:
+    """The largest part when a count is split over ranks."""
+    return math.ceil(count / world_size)

@@ -1,0 +1,146 @@
+"""The planner against real runs on a small world."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import dexter
+from dexter.config import load_config
+from dexter.errors import UsageError
+from dexter.planning.plan import plan, plan_counts
+from dexter.planning.sample import draw_sample, sizes_from_data
+from dexter.training.presets import resolve_presets
+from dexter.training.trainer import Trainer
+from tests.conftest import SMALL, make_world
+
+
+@pytest.fixture(scope="module")
+def found(world):
+    return plan(world, recipe="dexter", overrides=SMALL, clock=time.process_time)
+
+
+@pytest.mark.parametrize("recipe", ["dexter", "unidec", "infonce"])
+def test_estimated_sizes_are_those_of_the_run(recipe, tmp_path):
+    world = make_world(num_train=1_500, num_labels=150)
+    config = resolve_presets(load_config(recipe, {**SMALL, "train.device": "cpu"}), world)
+    estimated = sizes_from_data(world, config, draw_sample(world, config, size=300))
+    real = Trainer(config, world, tmp_path).sizes()
+    assert estimated.num_queries == pytest.approx(real.num_queries, rel=0.05)
+    assert estimated.num_label_texts == real.num_label_texts
+    assert estimated.encoder.dimension == real.encoder.dimension
+    # Single characters are pieces too, which the estimate leaves out.
+    assert estimated.encoder.table_rows == pytest.approx(real.encoder.table_rows, abs=60)
+    assert estimated.tokens_per_query == pytest.approx(real.tokens_per_query, rel=0.1)
+    assert estimated.text_bytes == real.text_bytes
+    assert estimated.pool_positives == real.pool_positives
+
+
+@pytest.mark.parametrize("recipe", ["dexter", "unidec"])
+def test_disk_is_what_the_run_leaves(recipe, world, tmp_path):
+    settings = {
+        **SMALL,
+        "train.epochs": 2,
+        "encoder.dimension": 128,
+        "encoder.ngrams": 2,
+        "encoder.ngram_buckets": 5_000,
+    }
+    run = dexter.train(world, recipe=recipe, out=tmp_path / "run", overrides=settings)
+    written = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
+    expected = sum(term.bytes for term in plan(world, recipe=recipe, overrides=settings).disk)
+    assert expected == pytest.approx(written, rel=0.1)
+
+
+def test_time_is_measured_in_parts(found):
+    assert found.duration.epoch == pytest.approx(sum(term.seconds for term in found.duration.terms))
+    assert found.duration.total > found.duration.epochs * found.duration.step * found.num_steps > 0
+    assert found.duration.largest.setting
+
+
+def test_planning_leaves_random_states_and_threads_alone(world):
+    torch.manual_seed(7)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    plan(world, recipe="unidec", overrides={**SMALL, "batch.start": 0})
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+
+
+def test_the_report_names_the_largest_and_what_shrinks_it(found):
+    text = found.render()
+    assert "to shrink the largest (" in text
+    assert "to shorten the largest (" in text
+    assert "fits " in text
+    values = json.loads(json.dumps(found.to_json()))
+    assert values["fits"] is True
+    assert values["memory"]["peak"] == round(found.peak_memory)
+    assert values["time"]["epoch"] > 0
+
+
+def test_ranks_and_devices_are_planned_without_timing(world):
+    found = plan(world, recipe="unidec", overrides=SMALL, world_size=4, gpu_memory=24)
+    assert found.duration is None
+    assert found.memory.separate
+    assert {exchange.name for exchange in found.exchanges} >= {"queries", "query gradients", "max", "sum", "gradients"}
+    assert "sent by each rank in a step" in found.render()
+    assert "not measured" in found.render()
+
+
+def test_a_cluster_for_very_many_labels():
+    found = plan_counts(
+        num_queries=52_000_000,
+        num_labels=450_000_000,
+        tokens_per_text=8,
+        recipe="unidec",
+        overrides={
+            "encoder.kind": "transformer",
+            "encoder.pretrained": "distilbert-base-uncased",
+            "encoder.dimension": 64,
+            "head.projection": 64,
+            "head.storage": "bfloat16",
+            "batch.size": 8_192,
+        },
+        world_size=2,
+        gpu_memory=80,
+    )
+    assert found.fits is False
+    assert 2 < found.ranks_needed < 64
+    table = 450_000_000 * 64 * (2 + 8)
+    assert found.memory.peak("device") > table / 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"num_labels": 0}, "validation.metric|labels"),
+        ({"num_queries": 0}, "queries"),
+        ({"world_size": 0}, "world-size"),
+        ({"gpu_memory": 0.0}, "gpu-memory"),
+        ({"overrides": {"encoder.kind": "transformer", "encoder.pretrained": "some/other"}}, "encoder.pretrained"),
+    ],
+)
+def test_bad_input_is_a_usage_error(changed, expected):
+    counts = {"num_queries": 1_000, "num_labels": 100, "tokens_per_text": 10.0, **changed}
+    with pytest.raises(UsageError, match=expected):
+        plan_counts(**counts)
+
+
+@pytest.mark.slow
+def test_memory_is_within_a_quarter_of_a_real_run(tmp_path):
+    from dexter.data.formats import save_dataset
+
+    world = make_world(num_train=4_000, num_labels=190)
+    save_dataset(world, tmp_path / "data")
+    settings = [f"{name}={value}" for name, value in SMALL.items()]
+    options = [part for setting in settings for part in ("--set", setting)]
+    code = (
+        "import resource, sys\nfrom dexter.cli import main\n"
+        "try: main()\nfinally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "train", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    measured = 1024 * int(ended.stderr.split()[-1])
+    predicted = dexter.plan(tmp_path / "data", overrides=SMALL).peak_memory
+    assert predicted == pytest.approx(measured, rel=0.25)
