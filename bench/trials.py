@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import shared_data
 from dexter.data import Dataset
 from dexter.data.formats import load_dataset
 from dexter.data.sources import build
@@ -34,12 +35,16 @@ class Trial:
 
 
 def load(data: str, *, num_queries: int = 0, seed: int = 0) -> Dataset:
-    """`pydocs`, built on this machine, or the path of a data set; with so many training queries, drawn at random."""
-    dataset = build("pydocs") if data == "pydocs" else load_dataset(data)
+    """`pydocs`, built on this machine, or the path or shared name of a data set; so many training queries, or all."""
+    dataset = build("pydocs") if data == "pydocs" else _read(data)
     if not 0 < num_queries < len(dataset.train):
         return dataset
     rows = np.random.default_rng(seed).permutation(len(dataset.train))[:num_queries]
     return replace(dataset, train=dataset.train.select(np.sort(rows)))
+
+
+def _read(data: str) -> Dataset:
+    return load_dataset(data) if Path(data).exists() else shared_data.load(data)
 
 
 def run(dataset: Dataset, recipe: str, overrides: Mapping[str, Any], *, heads: Iterable[HeadName] = ()) -> Trial:

@@ -113,8 +113,8 @@ def test_a_signal_saves_and_says_how_to_go_on(world, tmp_path, monkeypatch):
 def test_divergence_stops_the_run_and_names_the_batch(world, tmp_path, monkeypatch, poison):
     real = module.backward
 
-    def poisoned(objective, *sides):
-        outcome = real(objective, *sides)
+    def poisoned(objective, *sides, **more):
+        outcome = real(objective, *sides, **more)
         calls.append(1)
         if len(calls) == 16:
             (outcome.loss if poison == "loss" else outcome.gradients[0]).fill_(float("nan"))

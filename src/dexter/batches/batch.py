@@ -132,7 +132,11 @@ def _sorted_set(rows: Tensor, columns: Tensor, weights: Tensor | None) -> tuple[
     if not len(rows):
         return rows, columns, weights
     width = int(columns.max()) + 1
-    keys, group = torch.unique(rows * width + columns, sorted=True, return_inverse=True)
+    keys = rows * width + columns
+    # What a CSR matrix gives is in order already, and to see that takes a tenth of the time of sorting.
+    if bool((keys[1:] > keys[:-1]).all()):
+        return rows, columns, weights
+    keys, group = torch.unique(keys, sorted=True, return_inverse=True)
     if weights is not None:
         weights = torch.zeros(len(keys), device=rows.device).scatter_reduce_(0, group, weights, reduce="amax")
     return keys // width, keys % width, weights

@@ -228,10 +228,15 @@ class _Pairs(NamedTuple):
 
 def _relevant_pairs(relevance: csr_matrix, rows: np.ndarray) -> _Pairs:
     """All relevant pairs of the batch's queries, with weights unless all are 1."""
-    chosen = relevance[rows]
-    pair_rows = np.repeat(np.arange(len(rows)), np.diff(chosen.indptr))
-    weights = None if bool((chosen.data == 1).all()) else chosen.data
-    return _Pairs(pair_rows, chosen.indices.astype(np.int64), weights)
+    # Indexing the matrix does the same in several times the time.
+    starts = relevance.indptr[rows].astype(np.int64)
+    counts = relevance.indptr[rows + 1] - starts
+    pair_rows = np.repeat(np.arange(len(rows)), counts)
+    first_of_row = np.cumsum(counts) - counts
+    places = np.arange(len(pair_rows)) + (starts - first_of_row)[pair_rows]
+    weights = relevance.data[places]
+    labels = relevance.indices[places].astype(np.int64)
+    return _Pairs(pair_rows, labels, None if bool((weights == 1).all()) else weights)
 
 
 def _draw(pairs: _Pairs, num_draws: int, rng: np.random.Generator) -> np.ndarray:

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dexter.training.stopwatch import Stopwatch
+
 Rows = NDArray[np.int64]
 
 
@@ -55,21 +57,26 @@ class _Cached:
     random_states: list[_RandomState] = field(default_factory=list)
 
 
-def backward(objective: Callable[..., Tensor], *sides: Side) -> Outcome:
+def backward(objective: Callable[..., Tensor], *sides: Side, watch: Stopwatch | None = None) -> Outcome:
     """Add to every parameter's gradient what `objective(*representations).backward()` would, one micro-batch at a time.
 
     1. Encode each side in micro-batches without a graph, keeping the random state each one started from.
     2. Take the loss and its gradient with respect to the representations (and to the objective's own parameters).
     3. Encode each micro-batch again with its graph and its random state, and push its part of that gradient.
-    A side that is one micro-batch keeps its graph in step 1 and is not encoded again.
+    A side that is one micro-batch keeps its graph in step 1 and is not encoded again. The stopwatch calls the three
+    steps `encode`, `loss` and `backward`.
     """
-    cached = [_embed(side) for side in sides]
-    loss = objective(*(entry.representations for entry in cached))
-    loss.backward()  # type: ignore[no-untyped-call]
-    gradients = tuple(_gradient(entry.representations) for entry in cached)
-    replayed = tuple(
-        _push(side, entry, gradient) for side, entry, gradient in zip(sides, cached, gradients, strict=True)
-    )
+    watch = watch or Stopwatch()
+    with watch("encode"):
+        cached = [_embed(side) for side in sides]
+    with watch("loss"):
+        loss = objective(*(entry.representations for entry in cached))
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = tuple(_gradient(entry.representations) for entry in cached)
+    with watch("backward"):
+        replayed = tuple(
+            _push(side, entry, gradient) for side, entry, gradient in zip(sides, cached, gradients, strict=True)
+        )
     return Outcome(loss.detach(), gradients, replayed)
 
 

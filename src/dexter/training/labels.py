@@ -67,7 +67,10 @@ class LabelSide:
             due |= self._hard
             due[self.places[needed]] = True
             return np.flatnonzero(due)
-        return np.unique(self.places if labels is None else self.places[labels])
+        if labels is None:
+            return np.arange(self._num_texts)
+        # A pool is ascending, and without repeated texts so are the places of its labels.
+        return self.places[labels] if self._num_texts == len(self.places) else np.unique(self.places[labels])
 
     def assemble(self, fresh_UD: Tensor, texts: NDArray[np.int64], labels: NDArray[np.int64] | None) -> Tensor:
         """Representations of the pool's labels, from those of the texts that were just encoded."""

@@ -30,6 +30,7 @@ from dexter.batches.pool import (
 from dexter.config import BatchConfig
 from dexter.data import Split
 from dexter.ranks import Ranks
+from dexter.training.stopwatch import Stopwatch
 
 
 class Sampler:
@@ -70,28 +71,20 @@ class Sampler:
         *,
         holding: Holding | None = None,
         ranks: Ranks | None = None,
+        watch: Stopwatch | None = None,
     ) -> None:
         """Cluster the queries and mine hard negatives with the vectors of the model as it is now.
 
         Queries are all of the split; labels are those that this rank holds.
         """
+        watch = watch or Stopwatch()
         epoch = step // self.steps_per_epoch
         if self.config.order == "clustered":
-            leaves = balanced_clusters(queries_ND.cpu().numpy(), self._cluster_size(epoch), seed=self.seed, ranks=ranks)
-            self._leaf_of_query = np.empty(self.num_queries, dtype=np.int64)
-            for number, leaf in enumerate(leaves):
-                self._leaf_of_query[leaf] = number
+            with watch("cluster"):
+                self._leaf_of_query = self._cluster(queries_ND, epoch, ranks)
         if self.config.hard_negatives:
-            unwanted = self.relevance if self.filtered is None else self.relevance + self.filtered
-            self._shortlist = mine_hard_negatives(
-                queries_ND,
-                labels_LD,
-                unwanted if holding is None else holding.columns(unwanted),
-                num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
-                margin=self.config.suspect_margin or None,
-                label_ids=None if holding is None else holding.labels,
-                ranks=ranks,
-            )
+            with watch("mine"):
+                self._shortlist = self._mine(queries_ND, labels_LD, holding, ranks)
         self._refreshed_at = epoch
         self._batches = (-1, [])
 
@@ -163,6 +156,29 @@ class Sampler:
         by_leaf = np.argsort(self._leaf_of_query, kind="stable")
         leaves = np.split(by_leaf, np.cumsum(np.bincount(self._leaf_of_query))[:-1])
         return clustered(leaves, self.steps_per_epoch, seed=self.seed, epoch=epoch)
+
+    def _cluster(self, queries_ND: Tensor, epoch: int, ranks: Ranks | None) -> NDArray[np.int64]:
+        """The number of each query's cluster."""
+        leaves = balanced_clusters(queries_ND.cpu().numpy(), self._cluster_size(epoch), seed=self.seed, ranks=ranks)
+        leaf_of_query = np.empty(self.num_queries, dtype=np.int64)
+        for number, leaf in enumerate(leaves):
+            leaf_of_query[leaf] = number
+        return leaf_of_query
+
+    def _mine(
+        self, queries_ND: Tensor, labels_LD: Tensor, holding: Holding | None, ranks: Ranks | None
+    ) -> NDArray[np.int32]:
+        """The shortlist of each query; filtered pairs are no negatives."""
+        unwanted = self.relevance if self.filtered is None else self.relevance + self.filtered
+        return mine_hard_negatives(
+            queries_ND,
+            labels_LD,
+            unwanted if holding is None else holding.columns(unwanted),
+            num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
+            margin=self.config.suspect_margin or None,
+            label_ids=None if holding is None else holding.labels,
+            ranks=ranks,
+        )
 
     def _cluster_size(self, epoch: int) -> int:
         batch_size = -(-self.num_queries // self.steps_per_epoch)

@@ -41,6 +41,7 @@ from dexter.training.run import Run, is_finished, open_run, read_config, read_ru
 from dexter.training.sampling import Sampler
 from dexter.training.sharing import check_alike, query_vectors, start_alike, whole_model
 from dexter.training.state import put_state, seed_rank, take_state
+from dexter.training.stopwatch import Stopwatch
 from dexter.training.tuning import remember, tune_model
 from dexter.training.validation import validate
 
@@ -142,6 +143,8 @@ class Trainer:
         self.best_step = 0
         self.num_worse = 0
         self.seconds = 0.0
+        self.watch = Stopwatch()
+        """Processor seconds of steps (batch, encode, loss, backward, update) and refreshes (embed, cluster, mine)."""
         self.validation_tokens: Tokens | None = None
 
     def run(self, *, tensorboard: bool = False) -> None:
@@ -212,11 +215,12 @@ class Trainer:
         """One batch: encode, loss, gradients, update."""
         if self.sampler.is_due_refresh(self.step):
             self._refresh()
-        rows = self.sampler.rows(self.step)
-        whole_pool = self.sampler.pool(rows, self.step)
-        pool = self.holding.part(whole_pool)
-        classifier_pool = self.holding.part(self.sampler.classifier_pool(whole_pool, rows, self.step))
-        texts = self.label_side.texts_to_encode(pool.labels, needed=_columns(pool), step=self.step)
+        with self.watch("batch"):
+            rows = self.sampler.rows(self.step)
+            whole_pool = self.sampler.pool(rows, self.step)
+            pool = self.holding.part(whole_pool)
+            classifier_pool = self.holding.part(self.sampler.classifier_pool(whole_pool, rows, self.step))
+            texts = self.label_side.texts_to_encode(pool.labels, needed=_columns(pool), step=self.step)
 
         def objective(queries_BD: Tensor, texts_UD: Tensor | None = None) -> Tensor:
             labels_MD = None if texts_UD is None else self.label_side.assemble(texts_UD, texts, pool.labels)
@@ -228,20 +232,22 @@ class Trainer:
             sides.append(self._side(self.label_tokens, texts, label=True))
         self.encoder.train()
         self.objective.train()
-        outcome = backward(objective, *sides)
+        outcome = backward(objective, *sides, watch=self.watch)
         self._check_finite(outcome, rows)
-        self.label_side.learn()
-        add_gradients(self.optimizers.parts, self.world)
-        self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
+        with self.watch("update"):
+            self.label_side.learn()
+            add_gradients(self.optimizers.parts, self.world)
+            self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
         self.step += 1
         return outcome, rows
 
     def _refresh(self) -> None:
         """Cluster the queries and mine hard negatives with the model as it is now."""
-        model = self._model()
-        queries = query_vectors(self.world, model, self.query_tokens, head="encoder")
-        labels = model.label_vectors(head="encoder")
-        self.sampler.refresh(self.step, queries, labels, holding=self.holding, ranks=self.world)
+        with self.watch("embed"):
+            model = self._model()
+            queries = query_vectors(self.world, model, self.query_tokens, head="encoder")
+            labels = model.label_vectors(head="encoder")
+        self.sampler.refresh(self.step, queries, labels, holding=self.holding, ranks=self.world, watch=self.watch)
 
     def _side(self, tokens: Tokens, rows: NDArray[np.int64], *, label: bool = False) -> Side:
         """How gradient caching encodes some rows of a token table."""
@@ -410,9 +416,9 @@ def _loaded(data: Dataset | str | Path) -> Dataset:
 
 
 def _columns(pool: Pool) -> NDArray[np.int64]:
-    """The labels that the batch's queries point to."""
+    """The labels that the batch's queries point to, once for each query."""
     positives: Positives = pool.positives
-    columns = np.unique(positives.columns.numpy())
+    columns: NDArray[np.int64] = positives.columns.numpy()
     return columns if pool.labels is None else pool.labels[columns]
 
 
