@@ -108,9 +108,20 @@ class BatchConfig:
     """Epochs until clusters double in size, from one query to a whole batch (NGAME); 0: whole batches at once."""
     suspect_margin: float = 0.0
     """A label that scores above the query's best positive by more than this is no hard negative; 0: no guard."""
+    approximate_above: int = 200_000
+    """Labels above which hard negatives are found by an approximate index (CPU, extra `ann`); 0: always exactly."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "positives", "hard_negatives", "random_labels", "cap", "start", "cluster_doubling"):
+        for name in (
+            "size",
+            "positives",
+            "hard_negatives",
+            "random_labels",
+            "cap",
+            "start",
+            "cluster_doubling",
+            "approximate_above",
+        ):
             _require(getattr(self, name) >= 0, f"batch.{name}", "0 or more")
         _require(self.refresh >= 1, "batch.refresh", "1 or more")
         _require(not (self.hard_negatives and self.pool == "all"), "batch.hard_negatives", "0 with pool = 'all'")

@@ -91,3 +91,38 @@ def test_gaps_are_drawn_last_and_long_draws_are_the_whole_list():
 def test_an_epoch_before_the_refresh_is_an_error():
     with pytest.raises(UsageError, match="refreshed_at"):
         draw_hard_negatives(np.zeros((2, 2), dtype=np.int32), np.array([0]), 1, epoch=1, refreshed_at=2, seed=0)
+
+
+def clustered_case(num_queries=30, num_labels=2000):
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((20, 12), dtype=np.float32)
+    queries, labels = (
+        centres[rng.integers(0, 20, num)] + 0.5 * rng.standard_normal((num, 12), dtype=np.float32)
+        for num in (num_queries, num_labels)
+    )
+    relevance = csr_matrix(random_array((num_queries, num_labels), density=0.003, rng=1), dtype=np.float32)
+    return queries, labels, relevance
+
+
+@pytest.mark.parametrize("margin", [None, 0.5])
+def test_mining_above_a_number_of_labels_is_approximate(margin, caplog):
+    pytest.importorskip("faiss")
+    caplog.set_level("INFO", logger="dexter")
+    case = clustered_case()
+    exact = mine_hard_negatives(*case, num_negatives=10, margin=margin, approximate_above=2000)
+    assert "index" not in caplog.text
+    mined = mine_hard_negatives(*case, num_negatives=10, margin=margin, approximate_above=1999)
+    assert "index pq: 2,000 labels" in caplog.text
+    assert mined.dtype == np.int32
+    shared = [len(set(found) & set(wanted)) for found, wanted in zip(mined, exact, strict=True)]
+    assert np.mean(shared) >= 9.8
+    assert not case[2].toarray()[np.arange(30)[:, None], mined].any()
+
+
+def test_mining_is_exact_where_there_is_no_index(monkeypatch, caplog):
+    caplog.set_level("INFO", logger="dexter")
+    case = clustered_case()
+    exact = mine_hard_negatives(*case, num_negatives=10)
+    monkeypatch.setattr("dexter.batches.mining.importlib.util.find_spec", lambda name: None)
+    np.testing.assert_array_equal(mine_hard_negatives(*case, num_negatives=10, approximate_above=10), exact)
+    assert "mining among 2,000 labels is exact: pip install" in caplog.text

@@ -6,18 +6,22 @@ uses. Draws are a function of the seed, the query and the epoch: there is no sta
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dexter.errors import UsageError
+from dexter.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
+    from dexter.index import Index
     from dexter.ranks import Ranks
 
+log = logging.getLogger("dexter")
 PAIRS_AT_ONCE = 16_384
 """Positive pairs scored at a time."""
 
@@ -29,12 +33,13 @@ def mine_hard_negatives(
     *,
     num_negatives: int,
     margin: float | None = None,
+    approximate_above: int = 0,
     memory_budget: int = 256 * 2**20,
     progress: bool = False,
     label_ids: np.ndarray | None = None,
     ranks: Ranks | None = None,
 ) -> np.ndarray:
-    """The highest scoring labels of each query that are not relevant to it, found by exact search.
+    """The highest scoring labels of each query that are not relevant to it.
 
     Args:
         queries_ND: one vector per query.
@@ -45,8 +50,11 @@ def mine_hard_negatives(
         margin: guard against positives that are missing from the data. A label is left out when it scores above the
             query's best positive by more than this: score > max over positives + margin. The next best label takes its
             place. Queries without positives are not guarded. None: no guard.
-        memory_budget: bytes for the scores held at a time.
-        progress: show a progress bar.
+        approximate_above: labels above which an approximate index is built and searched, which finds nearly all of
+            what exact search finds; where that is not possible or not worth it (no faiss, vectors on an accelerator,
+            several ranks), search is exact. 0: exact always.
+        memory_budget: bytes for the scores that exact search holds at a time.
+        progress: show a progress bar of exact search.
         label_ids: where several ranks hold the labels, the ids of those held here; vectors and relevance are theirs.
         ranks: who holds the other labels.
 
@@ -63,6 +71,10 @@ def mine_hard_negatives(
         best = best if ranks is None else ranks.max(best)
         ceiling = best.numpy() + np.float32(margin)
         ceiling[np.isneginf(ceiling)] = np.inf
+    many = 0 < approximate_above < len(labels_LD) and label_ids is None
+    index = _approximate_index(queries_ND, labels_LD) if many else None
+    if index is not None:
+        return index.search(queries_ND, num_negatives, exclude=relevance, ceiling=ceiling).ids.astype(np.int32)
     found = search_shards(
         torch.as_tensor(queries_ND),
         torch.as_tensor(labels_LD),
@@ -75,6 +87,27 @@ def mine_hard_negatives(
         progress=progress,
     )
     return found.ids.astype(np.int32)
+
+
+def _approximate_index(queries_ND: Tensor | np.ndarray, labels_LD: Tensor | np.ndarray) -> Index | None:
+    """An index that is quicker than exact search, or None where there cannot be one; a log line says why."""
+    import torch
+
+    from dexter.index import build
+
+    labels_LD = torch.as_tensor(labels_LD)
+    if labels_LD.device.type != "cpu":
+        return None
+    if importlib.util.find_spec("faiss") is None:
+        log.info(
+            "mining among %s labels is exact: pip install 'dexter-xmc[ann]' for quicker search", f"{len(labels_LD):,}"
+        )
+        return None
+    try:
+        return build("pq", labels_LD, queries_ND=queries_ND)
+    except ModelError as error:
+        log.warning("mining is exact: %s", error)
+        return None
 
 
 def best_positive_scores(

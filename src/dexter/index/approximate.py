@@ -140,27 +140,40 @@ class ApproximateIndex:
         width = min(wanted + min(len(self.gone), wanted), self.engine.most_candidates)
         if width < k or width >= len(self.vectors_LD) - len(self._strangers):
             return search(queries_BD, self.vectors_LD, k, exclude=exclude, ceiling=ceiling)
-        found = self._best_candidates(queries_BD, width, k, exclude, ceiling)
-        again = np.flatnonzero(crowded_B | (found.ids[:, -1] < 0))
-        if len(again):
-            exact = search(
-                queries_BD[torch.from_numpy(again)],
-                self.vectors_LD,
-                k,
-                exclude=None if exclude is None else exclude[again],
-                ceiling=None if ceiling is None else ceiling[again],
-            )
-            found.ids[again], found.scores[again] = exact
+        scores_BW, labels_BW = self._candidates(queries_BD, width, exclude, ceiling)
+        best = make_keys(torch.from_numpy(scores_BW), torch.from_numpy(np.maximum(labels_BW, 0)))
+        if len(self._strangers):
+            best = torch.cat([best, self._keys_of_strangers(queries_BD, k, exclude, ceiling)], dim=1)
+        best = largest(best, k).sort(dim=1, descending=True).values
+        scores = scores_of(best).numpy()
+        found = TopK(np.where(scores == -np.inf, -1, columns_of(best).numpy()), scores)
+        # The last candidates are the least sure: where the first half is not allowed, what is left is not good enough.
+        thin_B = (scores_BW > -np.inf).sum(axis=1) < max(k, width // 2)
+        self._search_again(found, np.flatnonzero(crowded_B | thin_B), queries_BD, exclude, ceiling)
         return found
 
-    def _best_candidates(
+    def _search_again(
         self,
+        found: TopK,
+        rows: NDArray[np.int64],
         queries_BD: Tensor,
-        width: int,
-        k: int,
         exclude: csr_matrix | None,
         ceiling: NDArray[np.float32] | None,
-    ) -> TopK:
+    ) -> None:
+        """Put what exact search finds in place of some rows."""
+        if len(rows):
+            found.ids[rows], found.scores[rows] = search(
+                queries_BD[torch.from_numpy(rows)],
+                self.vectors_LD,
+                found.ids.shape[1],
+                exclude=None if exclude is None else exclude[rows],
+                ceiling=None if ceiling is None else ceiling[rows],
+            )
+
+    def _candidates(
+        self, queries_BD: Tensor, width: int, exclude: csr_matrix | None, ceiling: NDArray[np.float32] | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Scores and labels of what the engine names; what is removed, excluded or above the ceiling scores -inf."""
         rows_BW = self.engine.candidates(queries_BD.numpy(), width)
         # A row beyond those of the labels, or -1, is nobody's.
         known = np.append(self._label_of_row, -1)
@@ -172,12 +185,7 @@ class ApproximateIndex:
             scores_BW[_stored(exclude, labels_BW)] = -np.inf
         if ceiling is not None:
             scores_BW[scores_BW > ceiling[:, None]] = -np.inf
-        best = make_keys(torch.from_numpy(scores_BW), torch.from_numpy(np.maximum(labels_BW, 0)))
-        if len(self._strangers):
-            best = torch.cat([best, self._keys_of_strangers(queries_BD, k, exclude, ceiling)], dim=1)
-        best = largest(best, k).sort(dim=1, descending=True).values
-        scores = scores_of(best).numpy()
-        return TopK(np.where(scores == -np.inf, -1, columns_of(best).numpy()), scores)
+        return scores_BW, labels_BW
 
     def _keys_of_strangers(
         self, queries_BD: Tensor, k: int, exclude: csr_matrix | None, ceiling: NDArray[np.float32] | None

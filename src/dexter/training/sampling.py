@@ -176,6 +176,7 @@ class Sampler:
             unwanted if holding is None else holding.columns(unwanted),
             num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
             margin=self.config.suspect_margin or None,
+            approximate_above=self.config.approximate_above,
             label_ids=None if holding is None else holding.labels,
             ranks=ranks,
         )
