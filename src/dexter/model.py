@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.encoders import load_encoder
-from dexter.encoders.classifier import ClassifierTable, borrow_rows
+from dexter.encoders.classifier import ClassifierTable, fill_rows
 from dexter.encoders.embed import embed
 from dexter.encoders.folder import read_object
 from dexter.encoders.heads import HEAD_NAMES, ClassifierHead, DualHead, HeadName, LabelPrior
@@ -299,13 +299,14 @@ class Model:
         return [prior.bias.detach() for prior in priors if prior is not None]
 
     def _classifier_rows(self) -> Tensor:
-        """The classifier's rows; a label without training borrows those of the trained labels nearest to its text."""
+        """The classifier's rows, those of labels without training made from their texts and their neighbours."""
         assert self.classifier is not None
-        rows_LC = self.classifier.table.rows()
-        if self.ranks.size == 1 and (self.labels.counts > 0).all():
+        rows_LC, counts = self.classifier.table.rows(), self.labels.counts
+        if self.ranks.size == 1 and (counts > 0).all():
             return rows_LC
-        dual_LD = self.head.labels(self.representations_LD, weight=0.0)
-        return borrow_rows(dual_LD, rows_LC, self.labels.counts, ranks=self.ranks)
+        unseen = torch.from_numpy(np.flatnonzero(counts == 0)).to(self.representations_LD.device)
+        texts_UC = self.classifier.project(self.representations_LD[unseen])
+        return fill_rows(rows_LC, counts, texts_UC=texts_UC, meanings_LD=self.meanings(), ranks=self.ranks)
 
     def _head_state(self) -> dict[str, Tensor]:
         state = {f"dual.{name}": value for name, value in self.head.state_dict().items()}

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from dexter.encoders.classifier import (
     ClassifierTable,
-    borrow_rows,
     centroids,
+    fill_rows,
     starting_rows,
 )
 from dexter.errors import UsageError
@@ -87,7 +87,7 @@ def test_wrong_arguments_are_errors():
     with pytest.raises(UsageError, match="4 vectors for 3 queries"):
         centroids(torch.zeros(4, 2), csr_matrix((3, 5)))
     with pytest.raises(UsageError, match="2 labels for 3 vectors"):
-        borrow_rows(torch.zeros(3, 2), torch.zeros(3, 2), np.array([1, 0]))
+        fill_rows(torch.zeros(3, 2), np.array([1, 0]), texts_UC=torch.zeros(1, 2), meanings_LD=torch.zeros(3, 2))
 
 
 def relevance_of(num_queries=9, num_labels=7):
@@ -118,21 +118,25 @@ def test_rows_start_between_text_and_queries():
     torch.testing.assert_close(rows[~seen], labels[~seen] / 3)
 
 
-def test_borrowed_rows_equal_a_slow_loop():
+def test_filled_rows_equal_a_slow_loop():
     dual = unit(12, 3)
     rows = unit(12, 4, seed=1) * torch.arange(1, 13)[:, None]
     counts = np.array([1, 0, 2, 5, 0, 1, 1, 1, 4, 0, 2, 0])
-    seen = np.flatnonzero(counts)
-    found = borrow_rows(7 * dual, rows, counts, num_neighbours=3)
+    seen, unseen = np.flatnonzero(counts), np.flatnonzero(counts == 0)
+    texts = 5 * unit(len(unseen), 4, seed=2)
+    found = fill_rows(rows, counts, texts_UC=texts, meanings_LD=7 * dual, num_neighbours=3)
     assert torch.equal(found[seen], rows[seen])
-    for label in np.flatnonzero(counts == 0):
+    for place, label in enumerate(unseen):
         nearest = rows[sorted(seen, key=lambda other: -float(dual[label] @ dual[other]))[:3]]
-        direction = functional.normalize(functional.normalize(nearest, dim=1).mean(dim=0), dim=0)
+        borrowed = functional.normalize(functional.normalize(nearest, dim=1).mean(dim=0), dim=0)
+        direction = functional.normalize(borrowed + texts[place] / 5, dim=0)
         torch.testing.assert_close(found[label], direction * nearest.norm(dim=1).mean())
 
 
-def test_borrowing_at_the_edges():
+def test_filling_at_the_edges():
     dual, rows = unit(3, 2), unit(3, 2, seed=1)
-    torch.testing.assert_close(borrow_rows(dual, rows, np.array([1, 1, 1])), rows)
-    assert not borrow_rows(dual, rows, np.zeros(3, dtype=int)).any()
-    torch.testing.assert_close(borrow_rows(dual, rows, np.array([0, 4, 0])), rows[[1, 1, 1]])
+    texts, none = rows[[1, 1]], rows[:0]
+    torch.testing.assert_close(fill_rows(rows, np.ones(3, dtype=int), texts_UC=none, meanings_LD=dual), rows)
+    assert not fill_rows(rows, np.zeros(3, dtype=int), texts_UC=rows, meanings_LD=dual).any()
+    filled = fill_rows(rows, np.array([0, 4, 0]), texts_UC=texts, meanings_LD=dual)
+    torch.testing.assert_close(filled, rows[[1, 1, 1]])

@@ -2,15 +2,16 @@
 
 A lookup gives float32 rows whatever the storage. Its gradient is float32 too and sparse over rows; it arrives in
 `weight.grad` in the ordinary way, for a row-sparse optimiser to consume. Nothing of the size of the table is made in a
-step. Also here: where rows start (`centroids`, `starting_rows`), and two ways to join them with the dual encoder's
-label vectors in a search over labels of which some were never trained (`unify_by_scaling`, `unify_by_neighbours`).
+step. Also here: where rows start (`centroids`, `starting_rows`), and what labels that were never trained have instead
+(`fill_rows`).
 
-Shapes: L labels, M labels of a pool, N queries, D dimensions of the dual encoder, C of the classifier.
+Shapes: L labels, S seen in training, U unseen, M labels of a pool, N queries, K nearest labels, D dimensions
+of the dual encoder, C of the classifier; over ranks: R ranks, V unseen labels of all.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -149,68 +150,88 @@ def starting_rows(label_vectors_LC: Tensor, query_vectors_NC: Tensor, relevance:
 
 
 @torch.no_grad()
-def borrow_rows(
-    dual_LD: Tensor,
+def fill_rows(
     rows_LC: Tensor,
     counts_L: NDArray[np.integer],
     *,
+    texts_UC: Tensor,
+    meanings_LD: Tensor,
     num_neighbours: int = 10,
     ranks: Ranks | None = None,
 ) -> Tensor:
-    """Rows of all labels, that of an unseen label made from its nearest seen labels: [L, C].
+    """Rows of all labels, that of an unseen label made from its text and its nearest seen labels: [L, C].
 
-    It has the mean direction and the mean length of the rows of the `num_neighbours` seen labels with the largest dual
-    cosine. Rows of seen labels stay as they are. Where nothing was seen, rows of unseen labels are zero.
+    Half of its direction is that of its own text, half the mean direction of the rows of the seen labels that mean most
+    nearly the same; its length is their mean length. Either half alone finds fewer of them (bench/unseen_labels.py).
+    Rows of seen labels stay as they are. Where nothing was seen, rows of unseen labels are zero.
 
     Args:
-        dual_LD: the dual encoder's vectors of all labels.
         rows_LC: the classifier's rows of all labels; those of unseen labels are not looked at.
         counts_L: training queries of each label; unseen labels have none.
+        texts_UC: what the classifier head makes of the unseen labels' texts, in order.
+        meanings_LD: the dual encoder's vectors of all labels, without priors.
         num_neighbours: seen labels that an unseen one borrows from.
         ranks: those that hold the other labels; an unseen label borrows from the labels of all.
     """
-    seen_L = _seen(counts_L, dual_LD)
-    filled_LC = rows_LC.to(dual_LD).masked_fill(~seen_L[:, None], 0.0)
+    seen_L = _seen(counts_L, meanings_LD)
+    filled_LC = rows_LC.to(meanings_LD).masked_fill(~seen_L[:, None], 0.0)
+    meanings_LD = functional.normalize(meanings_LD, dim=1)
     if ranks is not None and ranks.size > 1:
-        return _borrow_over_ranks(functional.normalize(dual_LD, dim=1), filled_LC, seen_L, num_neighbours, ranks)
-    if bool(seen_L.all()) or not bool(seen_L.any()):
-        return filled_LC
-    dual_LD = functional.normalize(dual_LD, dim=1)
-    num_neighbours = min(num_neighbours, int(seen_L.sum()))
-    nearest_UK = torch.from_numpy(search(dual_LD[~seen_L], dual_LD[seen_L], num_neighbours).ids).to(dual_LD.device)
-    seen_rows_SC = filled_LC[seen_L]
-    lengths_S1 = torch.linalg.vector_norm(seen_rows_SC, dim=1, keepdim=True)
-    directions_UC, lengths_U1 = (
-        functional.embedding_bag(nearest_UK, values, mode="mean")
-        for values in (functional.normalize(seen_rows_SC, dim=1), lengths_S1)
-    )
-    filled_LC[~seen_L] = functional.normalize(directions_UC, dim=1) * lengths_U1
+        borrowed = _borrow_over_ranks(meanings_LD, filled_LC, seen_L, num_neighbours, ranks)
+    else:
+        borrowed = _borrow(meanings_LD, filled_LC, seen_L, num_neighbours)
+    if borrowed is not None:
+        directions_UC = functional.normalize(borrowed.directions_UC, dim=1) + functional.normalize(texts_UC, dim=1)
+        filled_LC[~seen_L] = functional.normalize(directions_UC, dim=1) * borrowed.lengths_U1
     return filled_LC
 
 
-def _borrow_over_ranks(dual_LD: Tensor, filled_LC: Tensor, seen_L: Tensor, num_neighbours: int, ranks: Ranks) -> Tensor:
+class _Borrowed(NamedTuple):
+    """Means over the rows of an unseen label's nearest seen labels."""
+
+    directions_UC: Tensor
+    lengths_U1: Tensor
+
+
+def _borrow(meanings_LD: Tensor, rows_LC: Tensor, seen_L: Tensor, num_neighbours: int) -> _Borrowed | None:
+    """What unseen labels borrow; None where there are none, or nobody to borrow from."""
+    if bool(seen_L.all()) or not bool(seen_L.any()):
+        return None
+    found = search(meanings_LD[~seen_L], meanings_LD[seen_L], min(num_neighbours, int(seen_L.sum())))
+    nearest_UK = torch.from_numpy(found.ids).to(meanings_LD.device)
+    rows_SC = rows_LC[seen_L]
+    lengths_S1 = torch.linalg.vector_norm(rows_SC, dim=1, keepdim=True)
+    directions_SC = functional.normalize(rows_SC, dim=1)
+    return _Borrowed(
+        *(functional.embedding_bag(nearest_UK, values, mode="mean") for values in (directions_SC, lengths_S1))
+    )
+
+
+def _borrow_over_ranks(
+    meanings_LD: Tensor, rows_LC: Tensor, seen_L: Tensor, num_neighbours: int, ranks: Ranks
+) -> _Borrowed | None:
     """The same over ranks: each searches its seen labels, and adds the rows of those it holds among the nearest."""
     seen_counts_R = ranks.concatenate(seen_L.sum()[None])
     unseen_counts_R = ranks.concatenate((~seen_L).sum()[None])
     num_neighbours = min(num_neighbours, int(seen_counts_R.sum()))
     if not num_neighbours or not int(unseen_counts_R.sum()):
-        return filled_LC
+        return None
     first = int(seen_counts_R[: ranks.rank].sum())
     seen_ids = np.arange(first, first + int(seen_L.sum()))
-    unseen_VD = ranks.concatenate(dual_LD[~seen_L])
-    nearest_VK = search_shards(unseen_VD, dual_LD[seen_L], num_neighbours, label_ids=seen_ids, ranks=ranks).ids - first
+    unseen_VD = ranks.concatenate(meanings_LD[~seen_L])
+    found = search_shards(unseen_VD, meanings_LD[seen_L], num_neighbours, label_ids=seen_ids, ranks=ranks)
+    nearest_VK = found.ids - first
     held_VK = (nearest_VK >= 0) & (nearest_VK < len(seen_ids))
     # One row more, of zeros, stands for what others hold.
-    places_VK = torch.from_numpy(np.where(held_VK, nearest_VK, len(seen_ids))).to(dual_LD.device)
-    rows_SC = functional.pad(filled_LC[seen_L], (0, 0, 0, 1))
+    places_VK = torch.from_numpy(np.where(held_VK, nearest_VK, len(seen_ids))).to(meanings_LD.device)
+    rows_SC = functional.pad(rows_LC[seen_L], (0, 0, 0, 1))
     lengths_S1 = torch.linalg.vector_norm(rows_SC, dim=1, keepdim=True)
     sums_VC = functional.embedding_bag(
         places_VK, torch.cat([functional.normalize(rows_SC, dim=1), lengths_S1], dim=1), mode="sum"
     )
-    means_VC = ranks.sum(sums_VC) / num_neighbours
     own = slice(int(unseen_counts_R[: ranks.rank].sum()), int(unseen_counts_R[: ranks.rank + 1].sum()))
-    filled_LC[~seen_L] = (functional.normalize(means_VC[:, :-1], dim=1) * means_VC[:, -1:])[own]
-    return filled_LC
+    means_UC = (ranks.sum(sums_VC) / num_neighbours)[own]
+    return _Borrowed(means_UC[:, :-1], means_UC[:, -1:])
 
 
 def _seen(counts_L: NDArray[np.integer], like_LD: Tensor) -> Tensor:

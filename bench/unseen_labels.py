@@ -1,0 +1,181 @@
+"""Labels that were never trained, beside labels that were: what should their half of the classifier be?
+
+    python bench/unseen_labels.py --threads 1                               both data sets, both recipes
+    python bench/unseen_labels.py --data stackexchange4 --recipes unidec    a quick look
+
+A share of the labels is taken out of training (texts, pairs, everything), a dual encoder with a classifier is trained,
+and the labels are added as a user would add them. All labels then compete for the test queries. The rows differ in what
+the classifier says of the added ones:
+
+    nothing       zero: they have the dual encoder's half only
+    scaled        the dual encoder's half, times one plus the slope of classifier scores over dual ones on known labels
+    own text      the label's text through the classifier's projection, at the mean length of trained rows
+    borrowed K    mean direction of the rows of the K known labels that mean most nearly the same, at the mean length
+    text + K      the mean direction of the two above
+    the model's   what `Predictor.add_labels` does: text + 10, at the mean length of the ten
+    encoder only  for comparison: nobody has a classifier half
+
+Columns: P@1 and P@5 over all queries and labels; then, for the added ("new") and the known labels apart, the share of
+the relevant labels of that kind that are among the first 1, 5, 10 and 100 places. "both" is the harmonic mean of new
+and known R@10: a choice that pushes one kind up by pushing the other down does not gain there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from torch import Tensor
+from torch.nn import functional
+
+import shared_data
+from dexter.data import Dataset, Split
+from dexter.index import search
+from dexter.metrics import overfetch, remove_filtered
+from dexter.model import Model
+from dexter.predictor import Predictor
+from dexter.training import train
+
+PLACES = (1, 5, 10, 100)
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dexter": ("dexter", {}),
+    "unidec": ("unidec", {"train.epochs": 6, "batch.start": 2, "batch.refresh": 2}),
+}
+"""Name: a recipe and what differs from it; with and without a label prior, few epochs."""
+
+
+def without_labels(dataset: Dataset, kept: NDArray[np.int64]) -> Dataset:
+    """The data set as if only some labels existed; queries that have no label left are gone."""
+    relevance = csr_matrix(dataset.train.relevance[:, kept])
+    rows = np.flatnonzero(np.diff(relevance.indptr) > 0)
+    texts, uids = ([values[row] for row in rows] for values in (dataset.train.texts, dataset.train.uids))
+    label_texts, label_ids = ([values[k] for k in kept] for values in (dataset.label_texts, dataset.label_ids))
+    return Dataset(dataset.name, label_texts, label_ids, Split(texts, uids, relevance[rows]), None)
+
+
+def classifier_halves(model: Model, representations_ND: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Each choice with the vectors of all labels, for a search with both heads."""
+    assert model.classifier is not None
+    head, new_L = model.classifier, torch.from_numpy(model.labels.counts == 0)
+    dual_LD = model.head.labels(model.representations_LD)
+    meanings_LD, rows_LC = model.meanings(), head.table.rows().clone()
+
+    def joined(rows_LC: Tensor, dual_LD: Tensor = dual_LD) -> Tensor:
+        return torch.cat([dual_LD, head.search_labels(rows_LC)], dim=1)
+
+    rows_LC[new_L] = 0.0
+    yield "nothing", joined(rows_LC)
+    scaled_LD = dual_LD.clone()
+    scaled_LD[new_L] *= 1.0 + _slope(model, representations_ND)
+    yield "scaled", joined(rows_LC, scaled_LD)
+    known_SC, known_SD = (functional.normalize(values[~new_L], dim=1) for values in (rows_LC, meanings_LD))
+    length = torch.linalg.vector_norm(rows_LC[~new_L], dim=1).mean()
+    own_UC = functional.normalize(head.project(model.representations_LD[new_L]), dim=1)
+    nearest_UK = torch.from_numpy(search(functional.normalize(meanings_LD[new_L], dim=1), known_SD, 30).ids)
+
+    def with_new(new_UC: Tensor) -> Tensor:
+        new_UC = functional.normalize(new_UC, dim=1) * length
+        return joined(rows_LC.masked_scatter(new_L[:, None], new_UC))
+
+    yield "own text", with_new(own_UC)
+    for num_neighbours in (1, 3, 10, 30):
+        borrowed_UC = functional.normalize(known_SC[nearest_UK[:, :num_neighbours]].mean(dim=1), dim=1)
+        yield f"borrowed {num_neighbours}", with_new(borrowed_UC)
+        yield f"text + {num_neighbours}", with_new(borrowed_UC + own_UC)
+    yield "the model's", model.label_vectors(head="unified")
+
+
+def _slope(model: Model, representations_ND: Tensor) -> float:
+    """How much the classifier's score of a known label grows with the dual encoder's, over the best ones."""
+    dual_ND, known = model.search_vectors(representations_ND[:500], head="encoder"), model.labels.counts > 0
+    labels_LD, rows_LC = model.label_vectors(head="encoder")[known], model.label_vectors(head="classifier")[known]
+    found = torch.from_numpy(search(dual_ND, labels_LD, 20).ids)
+    queries_NC = model.search_vectors(representations_ND[:500], head="classifier")
+    dual = torch.einsum("nd,nkd->nk", dual_ND, labels_LD[found]).flatten()
+    scores = torch.einsum("nd,nkd->nk", queries_NC, rows_LC[found]).flatten()
+    return float(torch.cov(torch.stack([dual, scores]))[0, 1] / dual.var())
+
+
+def measure(top_ids: NDArray[np.int64], relevance: csr_matrix, new_L: NDArray[np.bool_]) -> list[float]:
+    """The columns of the table, in percent."""
+    rows = np.repeat(np.arange(len(top_ids)), top_ids.shape[1]).reshape(top_ids.shape)
+    hits = np.asarray(relevance[rows.ravel(), top_ids.ravel()]).reshape(top_ids.shape) > 0
+    figures = [100 * hits[:, :k].sum() / (k * len(top_ids)) for k in (1, 5)]
+    for kind in (new_L, ~new_L):
+        total = (relevance[:, np.flatnonzero(kind)] > 0).sum(axis=1).A1
+        of_kind = np.cumsum(hits & kind[top_ids], axis=1)[total > 0]
+        figures += [100 * float((of_kind[:, k - 1] / total[total > 0]).mean()) for k in PLACES]
+    new, known = figures[4], figures[8]
+    return [*figures, 2 * new * known / (new + known)]
+
+
+@torch.inference_mode()
+def compare(dataset: Dataset, recipe: str, *, share: float, seed: int, threads: int, runs: Path) -> None:
+    """Train without some labels, add them, print one line per choice."""
+    generator, num_labels = np.random.default_rng(seed), dataset.num_labels
+    order = generator.permutation(num_labels)
+    kept, held = np.sort(order[int(share * num_labels) :]), np.sort(order[: int(share * num_labels)])
+    assert dataset.test is not None
+    known = without_labels(dataset, kept)
+    base, differences = RECIPES[recipe]
+    overrides = {"seed": seed, "train.threads": threads, "validation.fraction": 0.0, **differences}
+    with torch.inference_mode(mode=False):
+        started, folder = time.process_time(), runs / f"{dataset.name}-{base}-{seed}-{share:g}"
+        if not (folder / "run.json").exists():
+            train(known, recipe=base, out=folder, overrides=overrides, resume=True)
+        seconds = time.process_time() - started
+        predictor = Predictor.load(folder)
+    predictor.add_labels([(dataset.label_ids[label], dataset.label_texts[label]) for label in held])
+    columns = np.concatenate([kept, held])
+    relevance, new_L = csr_matrix(dataset.test.relevance[:, columns]), predictor.labels.counts == 0
+    filtered = None if dataset.test.filtered is None else csr_matrix(dataset.test.filtered[:, columns])
+    model, k = predictor.model, max(PLACES) + overfetch(filtered)
+    representations_ND = model.encode_queries(dataset.test.texts)
+    print(f"\n{dataset.name}, {recipe}: {len(held):,} of {num_labels:,} labels new, trained in {seconds:.0f} CPU s")
+    print(f"{'':14}" + "".join(f"{name:>8}" for name in _column_names()))
+    choices = [(name, "unified", vectors) for name, vectors in classifier_halves(model, representations_ND)]
+    choices.append(("encoder only", "encoder", model.label_vectors(head="encoder")))
+    for name, head, labels_LD in choices:
+        queries_ND = model.search_vectors(representations_ND, head=head)
+        found = search(queries_ND, labels_LD, k)
+        top_ids = remove_filtered(found.ids, found.scores, filtered, max(PLACES)).ids
+        print(f"{name:14}" + "".join(f"{value:8.2f}" for value in measure(top_ids, relevance, new_L)), flush=True)
+
+
+def _column_names() -> list[str]:
+    kinds = [f"{kind} R{k}" for kind in ("new", "old") for k in PLACES]
+    return ["P@1", "P@5", *kinds, "both"]
+
+
+def main() -> None:
+    """Read the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", default=["stackexchange4", "debian-related"], help="data sets by name")
+    parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--share", type=float, default=0.2, help="share of the labels that are held out of training")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--runs", type=Path, help="where to keep the runs, and to find them again")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = {"share": arguments.share, "threads": arguments.threads, "runs": arguments.runs or Path(temporary)}
+        for name in arguments.data:
+            dataset = shared_data.load(name)
+            for recipe in arguments.recipes:
+                for seed in arguments.seeds:
+                    compare(dataset, recipe, seed=seed, **settings)
+
+
+if __name__ == "__main__":
+    main()
