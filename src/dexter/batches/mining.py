@@ -71,7 +71,8 @@ def mine_hard_negatives(
         best = best if ranks is None else ranks.max(best)
         ceiling = best.numpy() + np.float32(margin)
         ceiling[np.isneginf(ceiling)] = np.inf
-    many = 0 < approximate_above < len(labels_LD) and label_ids is None
+    alone = ranks is None or ranks.size == 1
+    many = alone and 0 < approximate_above < len(labels_LD)
     index = _approximate_index(queries_ND, labels_LD) if many else None
     if index is not None:
         return index.search(queries_ND, num_negatives, exclude=relevance, ceiling=ceiling).ids.astype(np.int32)
