@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dexter.data import Dataset, Split
 from dexter.encoders.heads import HeadName
 from dexter.errors import DataError, ModelError, UsageError
+from dexter.evaluation.misses import MISSED_PLACES, MISSED_TEXTS, Miss, find_misses, write_misses
 from dexter.evaluation.records import json_values, make_record, write_record
 from dexter.evaluation.reports import Comparison, Report, compare, score_report
 from dexter.evaluation.tables import render_comparison, render_table
@@ -137,8 +138,17 @@ def evaluate_run(
     path = record or run / "results" / f"{dataset.name}-test-{predictor.head}.json"
     if world.is_first:
         write_record(path, described)
+        write_misses(path.with_suffix(".misses.jsonl"), _misses(predictor, dataset))
         log.info("result record: %s", path)
     return Evaluation(report, described)
+
+
+def _misses(predictor: Predictor, dataset: Dataset) -> Iterator[Miss]:
+    split = test_split(dataset)
+    split = split.select(np.arange(min(len(split), MISSED_TEXTS)))
+    columns_NK = predict_columns(predictor, dataset, split, MISSED_PLACES)
+    kept_NK = remove_filtered(columns_NK, np.zeros(columns_NK.shape), split.filtered, MISSED_PLACES).ids
+    return find_misses(kept_NK, split.texts, split.relevance, dataset.label_ids)
 
 
 def compare_runs(

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from dexter import Predictor
-from dexter.predictor import Prediction
 from dexter.serving.page.comparing import side_by_side
 from dexter.serving.page.proposing import PLACES, free_id, propose
+from dexter.serving.protocol import RankedLabel
 from tests.serving.conftest import BASE
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -100,8 +100,10 @@ def test_every_run_can_be_chosen(connect, trained):
 
 
 def test_moves_are_counted_from_the_first_ranking():
-    a, b, c = (Prediction(name, name, 1.0) for name in "abc")
-    first, second = side_by_side({"one": [a, b], "two": [b, c, a]}, shown=2)
+    def ranked(names):
+        return [RankedLabel(id=name, text=name, score=1.0, rank=rank) for rank, name in enumerate(names, start=1)]
+
+    first, second = side_by_side({"one": ranked("ab"), "two": ranked("bca")}, shown=2)
     assert [place.move for place in first.places] == [0, 0]
     assert [(place.label.id, place.move) for place in second.places] == [("b", 1), ("c", None)]
     assert side_by_side({}, shown=2) == []

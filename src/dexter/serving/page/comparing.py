@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dexter.predictor import Prediction
+from dexter.serving.protocol import RankedLabel
 
 
 @dataclass(frozen=True)
 class Place:
     """A label in a ranking."""
 
-    label: Prediction
-    rank: int
+    label: RankedLabel
     move: int | None
     """Places up (or, negative, down) from the first ranking; None where that one does not have it at all."""
 
@@ -26,18 +25,15 @@ class Column:
     places: Sequence[Place]
 
 
-def side_by_side(rankings: Mapping[str, Sequence[Prediction]], *, shown: int) -> list[Column]:
+def side_by_side(rankings: Mapping[str, Sequence[RankedLabel]], *, shown: int) -> list[Column]:
     """The first places of each ranking. Rankings longer than what is shown tell more exactly how labels moved."""
     if not rankings:
         return []
-    first = {label.id: rank for rank, label in enumerate(next(iter(rankings.values())), start=1)}
+    first = {label.id: label.rank for label in next(iter(rankings.values()))}
     return [
         Column(
             title,
-            [
-                Place(label, rank, first[label.id] - rank if label.id in first else None)
-                for rank, label in enumerate(labels[:shown], start=1)
-            ],
+            [Place(label, first[label.id] - label.rank if label.id in first else None) for label in labels[:shown]],
         )
         for title, labels in rankings.items()
     ]

@@ -10,7 +10,11 @@ _CANDIDATES = 64
 
 
 def example_texts(predictor: Predictor) -> list[str]:
-    """A few label texts, spread over the run's labels from common to rare: what its texts are about."""
+    """A few training texts where the run remembers them, else texts of labels from common to rare."""
+    memory = predictor.model.memory
+    if memory is not None and len(memory):
+        step = max(1, len(memory) // _CANDIDATES)
+        return spread([memory.texts[row] for row in range(0, len(memory), step)])
     texts, counts = predictor.labels.texts, predictor.labels.counts
     order = (-counts).argsort(kind="stable")
     step = max(1, len(order) // _CANDIDATES)
@@ -21,4 +25,4 @@ def example_texts(predictor: Predictor) -> list[str]:
 def spread(texts: list[str]) -> list[str]:
     """So many of the texts as are shown, at equal distances."""
     step = max(1, len(texts) // _NUM_EXAMPLES)
-    return texts[::step][:_NUM_EXAMPLES]
+    return texts[step // 2 :: step][:_NUM_EXAMPLES]

@@ -60,7 +60,8 @@ def propose(predictor: Predictor, text: str, label_text: str, *, num_similar: in
         representations_ND=model.encode_labels([label_text]),
         priors_NP=torch.tensor([model.rare_priors()]),
     )
-    small = Predictor(model.with_kept(kept).with_added(new), head=predictor.head)
+    competing = model.with_kept(kept).with_added(new)
+    small = Predictor(competing, head=predictor.head, memory=predictor.uses_memory, dial=predictor.dial)
     ranking = small.predict([text], k=PLACES)[0]
     place = next((place for place, label in enumerate(ranking) if label.id == new_id), None)
     if place is None:

@@ -10,11 +10,18 @@ from starlette.responses import HTMLResponse
 
 from dexter import __version__
 from dexter.ranking import BANDS
+from dexter.serving.runs import Run
 from dexter.serving.service import Service
 
 HERE = Path(__file__).parent
 _EXCERPT = 240
-PAGES = [("try", "./", "Try it")]
+PAGES = [
+    ("try", "./", "Try it"),
+    ("labels", "labels", "Labels"),
+    ("map", "map", "Map"),
+    ("training", "training", "Training"),
+    ("batch", "batch", "Batch"),
+]
 """Template, address and title of each page."""
 
 
@@ -39,6 +46,10 @@ class Renderer:
         page = self._templates.get_template(f"{name}.html")
         return HTMLResponse(page.render(page=name, names=names, model=model or names[0], **values), status)
 
+    def waiting(self, run: Run) -> HTMLResponse:
+        """What is shown in place of a page that needs a model, while there is none."""
+        return self("waiting", status=503, model=run.name)
+
 
 def band_of(count: int) -> str:
     """The frequency band of a label with so many training queries."""
@@ -55,7 +66,7 @@ def figure(value: float | None) -> str:
     """A number of any size, short."""
     if value is None or value != value:
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
 def percent(share: float) -> str:

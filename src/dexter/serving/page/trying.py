@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from dexter.encoders.heads import HeadName
 from dexter.live.edits import LabelEdit
-from dexter.predictor import Prediction, Predictor
+from dexter.predictor import Predictor
 from dexter.serving.labels import change
 from dexter.serving.page.asked import Asked, read_asked
 from dexter.serving.page.comparing import Column, side_by_side
@@ -22,7 +22,7 @@ from dexter.serving.page.sharing import as_curl, as_json
 from dexter.serving.predicting import answer
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import PredictRequest, PredictResponse, RankedLabel
-from dexter.serving.runs import Run, Variant
+from dexter.serving.runs import Run
 from dexter.serving.service import Service
 
 _SHOWN, _COMPARED = 10, 50
@@ -68,6 +68,8 @@ def trying_routes(service: Service, render: Renderer) -> APIRouter:
         """What was asked, and the answer; a problem is told on the page."""
         asked = await read_asked(request)
         run = service.run(asked.model)
+        if not run.is_ready:
+            return render.waiting(run)
         try:
             added = await _add(run, asked) if asked.add and asked.label else None
             view = await _look(
@@ -141,11 +143,10 @@ def _bars(found: PredictResponse, predictor: Predictor) -> list[Shown]:
 
 async def _compare(service: Service, run: Run, text: str, first: str) -> list[Column]:
     """Every head's ranking, that of the chosen one first."""
-    texts = service.read_texts([text]).texts
-    heads = sorted(run.predictor.model.heads, key=lambda head: head != first)
-    rankings: Mapping[str, Sequence[Prediction]] = {
-        head: (await service.ask(run.predict(texts, _COMPARED, variant=Variant(head))))[0].labels for head in heads
-    }
+    rankings: dict[str, Sequence[RankedLabel]] = {}
+    for head in sorted(run.predictor.model.heads, key=lambda head: head != first):
+        question = PredictRequest(inputs=text, k=min(_COMPARED, service.settings.max_k), head=head, model=run.name)
+        rankings[head] = (await answer(service, question)).results[0].labels
     return side_by_side(rankings, shown=_SHOWN)
 
 

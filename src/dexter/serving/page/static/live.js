@@ -3,6 +3,7 @@ import { fetchPage, swapRegions } from "./swap.js";
 
 const WAIT = 250;
 const form = document.querySelector("form[data-live]");
+const address = form.getAttribute("action"); // form.action would be the button of that name
 const announcer = document.getElementById("announcer");
 const found = document.getElementById("found");
 let timer = 0;
@@ -22,9 +23,9 @@ async function ask(extra = {}) {
   for (const [name, value] of Object.entries(extra)) fields.set(name, value);
   found.setAttribute("aria-busy", "true");
   try {
-    const page = await fetchPage(form.action, { method: "POST", body: fields, signal: mine.signal });
+    const page = await fetchPage(address, { method: "POST", body: fields, signal: mine.signal });
     swapRegions(page);
-    if (page.querySelector("[data-added]") ?? document.querySelector("[data-added]")) form.elements.label.value = "";
+    if (document.querySelector("[data-added]")) document.getElementById("label").value = "";
     say(found.querySelector("[data-announce]")?.textContent ?? "");
   } catch (error) {
     if (error.name === "AbortError") return;

@@ -1,0 +1,38 @@
+// CSV as in RFC 4180: quoted cells may hold separators, quotes and line ends.
+
+export function parseCsv(text, separator = guessSeparator(text)) {
+  const rows = [];
+  let row = [];
+  let cell = "";
+  let quoted = false;
+  for (let at = text.charCodeAt(0) === 0xfeff ? 1 : 0; at < text.length; at++) {
+    const letter = text[at];
+    if (quoted) {
+      if (letter !== '"') cell += letter;
+      else if (text[at + 1] === '"') (cell += '"'), at++;
+      else quoted = false;
+    } else if (letter === '"' && cell === "") quoted = true;
+    else if (letter === separator) row.push(cell), (cell = "");
+    else if (letter === "\n" || letter === "\r") {
+      if (letter === "\r" && text[at + 1] === "\n") at++;
+      rows.push([...row, cell]);
+      (row = []), (cell = "");
+    } else cell += letter;
+  }
+  if (cell !== "" || row.length) rows.push([...row, cell]);
+  return rows.filter((cells) => cells.length > 1 || cells[0].trim() !== "");
+}
+
+export function guessSeparator(text) {
+  const line = text.slice(0, text.search(/[\r\n]|$/));
+  return ["\t", ";", ","].map((mark) => [line.split(mark).length, mark]).sort((a, b) => b[0] - a[0])[0][1];
+}
+
+export function writeCsv(rows) {
+  return rows.map((row) => row.map(quote).join(",") + "\r\n").join("");
+}
+
+function quote(value) {
+  const text = String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}

@@ -1,0 +1,137 @@
+"""Labels, map, training and batch as the server renders them, and the parts that they are made of."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from dexter import Predictor
+from dexter.evaluation.misses import Miss, find_misses, read_misses, write_misses
+from dexter.evaluation.runs import evaluate_run
+from dexter.serving.page.curves import make_charts, read_records, thin
+from dexter.serving.page.label_map import map_labels, principal_axes
+from dexter.serving.page.results import missed_texts, read_tables
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained, world, tmp_path_factory):
+    """A run folder with a result record."""
+    folder = tmp_path_factory.mktemp("evaluated") / "run"
+    shutil.copytree(trained, folder)
+    evaluate_run(folder, world)
+    return folder
+
+
+@pytest.fixture
+def site(connect, evaluated):
+    return connect({"world": evaluated}, keep_edits=False)
+
+
+def test_every_page_is_there_and_has_no_inline_code(site):
+    for path in ("/", "/labels", "/map", "/training", "/batch"):
+        page = site.get(path).text
+        assert page.count('aria-current="page"') == 1 and "<main" in page and 'lang="en"' in page
+        assert not re.search(r"<script(?![^>]* src=)|<style| style=| on\w+=", page)
+        for address in re.findall(r'(?:src|href)="(static/[^"]+)"', page):
+            assert site.get(f"/{address}").status_code == 200
+
+
+def test_labels_are_found_by_text_and_band(site, world):
+    page = site.get("/labels", params={"q": "river"}).text
+    expected = [text for text in world.label_texts if "river" in text]
+    found = re.findall(r'<a class="name" href="[^"]+">(.*?)</a>', page)
+    assert sorted(found) == sorted(expected)
+    assert "0 labels" in site.get("/labels", params={"band": "head"}).text
+    assert site.get("/labels", params={"band": "<b>"}).status_code == 422
+
+
+def test_bands_have_their_figures(site, evaluated):
+    [table] = read_tables(evaluated)
+    assert table.rows[0][0] == "all" and table.metrics
+    page = site.get("/labels").text
+    assert f"<td>{table.rows[0][1]['P@1']:.1f}</td>" in page
+
+
+def test_a_label_shows_what_missed_it(connect, evaluated, world):
+    text = '<img src=x onerror="alert(1)">'
+    write_misses(evaluated / "results" / "other.misses.jsonl", [Miss("L0", text, ["L1", "gone"])])
+    page = connect({"world": evaluated}, keep_edits=False).get("/labels", params={"label": "L0"}).text
+    assert "&lt;img" in page and "<img" not in page and world.label_texts[1] in page
+    assert [miss.text for miss in missed_texts(evaluated, "L0")][-1] == text
+
+
+def test_misses_are_labels_beyond_the_first_places(tmp_path):
+    relevance = csr_matrix(np.array([[1, 1, 0], [0, 0, 1], [1, 0, 0]]))
+    found = list(find_misses(np.array([[0, 2], [1, -1], [0, 1]]), ["a", "b", "c"], relevance, ["x", "y", "z"]))
+    assert found == [Miss("y", "a", ["x", "z"]), Miss("z", "b", ["y"])]
+    path = tmp_path / "misses.jsonl"
+    write_misses(path, found)
+    path.write_text(path.read_text() + "{\n[]\n")
+    assert list(read_misses(path)) == found
+
+
+def test_the_map_lies_along_the_largest_variance():
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(500, 5, generator=generator) * torch.tensor([0.1, 5.0, 0.1, 2.0, 0.1])
+    _, axes, explained = principal_axes(vectors)
+    assert axes[1, 0] > 0.99 and axes[3, 1].abs() > 0.99 and explained > 0.98
+
+
+def test_a_map_is_bounded_and_repeats(trained):
+    model = Predictor.load(trained).model
+    sampled = map_labels(model, most=10)
+    assert len(sampled.points) == 10 and sampled.total == 37
+    assert sampled == map_labels(model, most=10)
+    assert all(0 <= place <= 1 for point in sampled.points for place in (point.x, point.y))
+
+
+def test_the_map_shows_every_label(site, world):
+    page = site.get("/map").text
+    assert page.count("<circle") == world.num_labels and f"<title>{world.label_texts[0]}</title>" in page
+
+
+def test_curves_of_a_run_that_is_going_and_of_one_that_ended(connect, trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    client = connect({"world": folder}, keep_edits=False)
+    page = client.get("/training").text
+    assert page.count("<polyline") >= 3 and "Finished after" in page and "data-live-run" not in page
+    (folder / "run.json").unlink()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 98_765, "kind": "train", "epoch": 9.0, "loss": 0.5}) + '\n{"step": 98')
+    page = client.get("/training").text
+    assert "step 98,765" in page and "data-live-run" in page
+
+
+def test_curves_skip_what_is_not_a_number(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    records = [{"kind": "train", "step": step, "loss": loss} for step, loss in enumerate([3.0, None, "x", 1.0], 1)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records) + "[1]\nnot json\n")
+    [chart] = make_charts(read_records(path))
+    [curve] = chart.curves
+    assert curve.points == [(1, 3.0), (4, 1.0)] and chart.path(curve) == "25.00,0.00 100.00,40.00"
+    assert read_records(tmp_path / "nothing") == [] and make_charts([]) == []
+
+
+def test_long_curves_are_thinned_and_keep_their_end():
+    points = [(float(step), 0.0) for step in range(10_001)]
+    assert len(thin(points, 300)) <= 300 and thin(points, 300)[-1] == points[-1] and thin(points[:3]) == points[:3]
+
+
+def test_a_run_without_a_model_shows_its_curves(connect, trained, tmp_path):
+    for name in ("config.toml", "metrics.jsonl"):
+        shutil.copy(trained / name, tmp_path / name)
+    client = connect({"young": tmp_path})
+    for path in ("/", "/labels", "/map"):
+        answer = client.get(path)
+        assert answer.status_code == 503 and "no model yet" in answer.text
+    assert "data-live-run" in client.get("/training").text
+
+
+def test_batch_states_its_limits(site):
+    page = site.get("/batch").text
+    assert 'data-max-inputs="32"' in page and "20,000 characters" in page
