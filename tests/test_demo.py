@@ -30,7 +30,16 @@ def test_everything_is_shown_and_left_behind(small, tmp_path, capsys):
     demo.run_demo(tmp_path, overrides={**SMALL, "train.epochs": 1})
     shown = capsys.readouterr().out
     assert "training queries per label" in shown
-    for name in ("popularity", "TF-IDF neighbours", "dexter", "tail (1-9)", "PSP@5", "R@100"):
+    for name in (
+        "popularity",
+        "TF-IDF neighbours",
+        "unidec, classifier",
+        "unidec, unified",
+        "dexter",
+        "tail (1-9)",
+        "PSP@5",
+        "R@100",
+    ):
         assert name in shown
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "TF-IDF neighbours" in (tmp_path / "report.html").read_text()
@@ -38,14 +47,19 @@ def test_everything_is_shown_and_left_behind(small, tmp_path, capsys):
     before, after = shown.split("The same after adding the label")
     assert "my.spd_solve" not in before
     assert re.search(r"^ *\d+\. +-?\d\.\d+  new  my\.spd_solve: ", after, re.MULTILINE)
-    assert f"dexter predict {tmp_path / 'runs' / 'demo-1'}" in after
+    assert f"dexter predict {tmp_path / 'runs' / 'dexter-1'}" in after
 
 
 def test_a_second_demo_keeps_the_first_and_its_data(small, tmp_path, capsys):
     for _ in range(2):
         demo.run_demo(tmp_path, overrides={**SMALL, "train.epochs": 1})
     assert small == ["pydocs"]
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["demo-1", "demo-2"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "dexter-1",
+        "dexter-2",
+        "unidec-1",
+        "unidec-2",
+    ]
 
 
 def test_baselines_have_places_to_spare_for_filter_pairs(small):

@@ -1,4 +1,4 @@
-"""`dexter demo`: the whole flow on built-in data, so that a newcomer sees a trained model beside honest baselines."""
+"""`dexter demo`: the whole flow on built-in data, so that a newcomer sees trained models beside honest baselines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dexter.evaluation.tables import render_table
 from dexter.extras import require
 from dexter.metrics import overfetch, remove_filtered
 from dexter.predictor import Predictor
-from dexter.training import train
+from dexter.training import Run, train
 
 log = logging.getLogger("dexter")
 _QUESTION = "solve a linear system of equations with a symmetric positive definite matrix"
@@ -37,18 +37,23 @@ def run_demo(out: Path, *, overrides: Mapping[str, Any] | None = None) -> None:
     dataset = _data(out / "pydocs")
     print(check(dataset, folder=out / "pydocs").render(), flush=True)
     rankings = _baselines(dataset)
-    run = train(dataset, recipe="dexter", out=_next_folder(out / "runs"), overrides=overrides)
-    predictor = Predictor.load(run.path)
+    runs = {
+        recipe: train(dataset, recipe=recipe, out=_next_folder(out / "runs", recipe), overrides=overrides)
+        for recipe in ("unidec", "dexter")
+    }
+    rankings |= _rank_by_heads(runs["unidec"], dataset)
+    predictor = Predictor.load(runs["dexter"].path)
     split = test_split(dataset)
     rankings["dexter"] = predict_columns(predictor, dataset, split, max(DEFAULT_KS))
     reports = {
         name: score_report(top_ids, split, dataset.train.relevance, ks=DEFAULT_KS) for name, top_ids in rankings.items()
     }
-    print(f"\nThe {len(split):,} test queries of {dataset.name}; dexter was trained in {run.seconds:.0f} s.\n")
+    seconds = ", ".join(f"{recipe} in {run.seconds:.0f} s" for recipe, run in runs.items())
+    print(f"\nThe {len(split):,} test queries of {dataset.name}. Trained: {seconds}.\n")
     print(render_table(reports, TABLE_COLUMNS))
     _leave_pictures(out, dataset, reports, rankings["dexter"])
     _show_new_label(predictor)
-    print(f"\nNext: dexter predict {run.path} 'a text of yours'")
+    print(f"\nNext: dexter predict {runs['dexter'].path} 'a text of yours'")
 
 
 def _data(folder: Path) -> Dataset:
@@ -66,12 +71,21 @@ def _baselines(dataset: Dataset) -> dict[str, NDArray[np.int64]]:
     return {"popularity": popularity(dataset, k).ids, "TF-IDF neighbours": neighbours.predict(split.texts, k).ids}
 
 
-def _next_folder(parent: Path) -> Path:
-    """A folder that does not exist yet, so that a second demo keeps the first one's run."""
+def _rank_by_heads(run: Run, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
+    """Rankings of the test queries by each head of a run, as UniDEC was published: no memory, no choice."""
+    split, model = test_split(dataset), Predictor.load(run.path).model
+    return {
+        f"unidec, {head}": predict_columns(Predictor(model, head=head, memory=False), dataset, split, max(DEFAULT_KS))
+        for head in model.heads
+    }
+
+
+def _next_folder(parent: Path, name: str) -> Path:
+    """A folder that does not exist yet, so that a second demo keeps the first one's runs."""
     number = 1
-    while (parent / f"demo-{number}").exists():
+    while (parent / f"{name}-{number}").exists():
         number += 1
-    return parent / f"demo-{number}"
+    return parent / f"{name}-{number}"
 
 
 def _leave_pictures(out: Path, dataset: Dataset, reports: Mapping[str, Report], top_ids: NDArray[np.int64]) -> None:
