@@ -407,6 +407,9 @@ def predict(
     form: Annotated[
         str | None, typer.Option("--format", help="text, jsonl or tsv; by the ending of --output if left out.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also why: parts of the score, words that carry it, training queries.")
+    ] = False,
 ) -> None:
     """The best labels of a text, of every line of a file, or of stdin; in order, in constant memory.
 
@@ -438,7 +441,8 @@ def predict(
             predictor, str(input_path), output_path, k=k, threshold=threshold, form=form or "jsonl", launch=launch
         )
         return
-    lines = predict_texts(predictor, queries, k=k, threshold=threshold, form=form or form_of(output_path))
+    form = form or form_of(output_path)
+    lines = predict_texts(predictor, queries, k=k, threshold=threshold, form=form, explain=explain)
     write_lines(lines, output_path)
 
 

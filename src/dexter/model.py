@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,14 @@ class Labels:
     texts: Sequence[str]
     counts: NDArray[np.int64]
     """Training queries of each label."""
+
+    def rows(self, ids: Iterable[str]) -> list[int]:
+        """The places of labels, by id."""
+        places = {label_id: row for row, label_id in enumerate(self.ids)}
+        try:
+            return [places[label_id] for label_id in ids]
+        except KeyError as error:
+            raise UsageError(f"no label has the id {error.args[0]!r}") from None
 
     def part(self, rows: NDArray[np.int64]) -> Labels:
         """Some of the labels, in the order given."""
@@ -150,6 +158,20 @@ class Model:
             if head != "encoder" and self.classifier is not None:
                 parts.append(self.classifier.search_labels(self._classifier_rows(), weight=prior_weight))
             return torch.cat(parts, dim=1)
+
+    def score_slices(self, *, head: HeadName | None = None, dial: float | None = None) -> dict[str, slice]:
+        """Which elements of the vectors that are searched with and among make which part of a score."""
+        head = self._checked(head)
+        widths: dict[str, int] = {}
+        if head != "classifier":
+            width = self.meanings(self.representations_LD[:1]).shape[1]
+            widths |= {"encoder": width, "encoder prior": int(self.head.prior is not None)}
+        if head != "encoder" and self.classifier is not None:
+            rows = self.classifier.table.weight.shape[1]
+            widths |= {"classifier": rows, "classifier prior": int(self.classifier.prior is not None)}
+        widths["frequency"] = int(self._needs_frequency(dial))
+        ends = np.cumsum(list(widths.values())).tolist()
+        return {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True) if width}
 
     def encode_labels(self, texts: Sequence[str]) -> Tensor:
         """What the encoder makes of label texts."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
+from dexter.explain import Explanation, Parts, explain_scores
 from dexter.index import Index
 from dexter.indexing import RunIndex, index_labels, open_run_index
 from dexter.inference.calibration import NUM_PLACES, Calibration
@@ -216,22 +217,39 @@ class Predictor:
         They are what the memory's votes come from, and what explains a prediction.
         """
         model = self.model
-        memory, ids = _checked_memory(model), model.labels.ids
-        if label is not None and label not in ids:
-            raise UsageError(f"no label has the id {label!r}")
-        column = None if label is None else list(ids).index(label)
+        memory = _checked_memory(model)
+        column = None if label is None else model.labels.rows([label])[0]
         found = memory.nearest(model.encode_queries(texts), k, label=column)
         return [
-            [
-                Neighbour(
-                    memory.uids[row],
-                    memory.texts[row],
-                    float(similarity),
-                    tuple(ids[column] for column in memory.labels_of(row)),
-                )
-                for row, similarity in zip(rows, similarities, strict=True)
-            ]
+            _neighbours(memory, model.labels, rows, similarities)
             for rows, similarities in zip(found.ids, found.scores, strict=True)
+        ]
+
+    def explain(self, text: str, label_id: str, *, num_neighbours: int = 3) -> Explanation:
+        """Why a text gets a label, or does not: the parts of its score, the words that carry it, training queries."""
+        return self.explain_labels(text, [label_id], num_neighbours=num_neighbours)[0]
+
+    def explain_labels(self, text: str, label_ids: Sequence[str], *, num_neighbours: int = 3) -> list[Explanation]:
+        """The same for several labels of a text, for little more than one costs."""
+        state = self._live.state
+        labels, memory = state.model.labels, state.model.memory
+        rows = labels.rows(label_ids)
+        parts, words = explain_scores(text, len(rows), partial(self._score_parts, state, rows=rows))
+        near: list[list[Neighbour]] = [[] for _ in rows]
+        if memory is not None:
+            representations_ND = state.model.encode_queries([text])
+            found = [memory.nearest(representations_ND, num_neighbours, label=row) for row in rows]
+            near = [_neighbours(memory, labels, top.ids[0], top.scores[0]) for top in found]
+        return [
+            Explanation(
+                id=labels.ids[row],
+                text=labels.texts[row],
+                parts=parts[place],
+                words=words[place],
+                neighbours=near[place],
+                count=int(labels.counts[row]),
+            )
+            for place, row in enumerate(rows)
         ]
 
     def add_labels(self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False) -> EditResult:
@@ -317,10 +335,45 @@ class Predictor:
         found = index.search(queries_ND, min(k, len(model.labels.ids)), exclude=exclude)
         if not self.uses_memory:
             return found
-        memory, blend = _checked_memory(model), model.scoring.blend
-        votes = memory.votes(memory.nearest(representations_ND, blend.neighbours), blend.temperature)
-        scale = blend.weight * model.head.temperature
-        return add_votes(found, votes, queries_ND, index.vectors_LD, scale=scale, exclude=exclude)
+        votes = _votes(model, representations_ND)
+        return add_votes(found, votes, queries_ND, index.vectors_LD, scale=_vote_scale(model), exclude=exclude)
+
+    def _score_parts(self, state: LiveState[Index], texts: Sequence[str], *, rows: list[int]) -> Parts:
+        """What the scores of texts for some labels are made of."""
+        model, labels_KD = state.model, state.derived.vectors_LD[rows]
+        representations_ND = model.encode_queries(texts)
+        queries_ND = model.search_vectors(representations_ND, head=self.head, dial=self.dial)
+        parts = {
+            name: (queries_ND[:, elements] @ labels_KD[:, elements].T).cpu().numpy()
+            for name, elements in model.score_slices(head=self.head, dial=self.dial).items()
+        }
+        if self.uses_memory:
+            parts["memory"] = _votes(model, representations_ND)[:, rows].toarray() * _vote_scale(model)
+        return parts
+
+
+def _votes(model: Model, representations_ND: Tensor) -> csr_matrix:
+    """What the nearest training queries say of each label."""
+    memory, blend = _checked_memory(model), model.scoring.blend
+    return memory.votes(memory.nearest(representations_ND, blend.neighbours), blend.temperature)
+
+
+def _vote_scale(model: Model) -> float:
+    """What a unanimous vote adds to a score."""
+    return model.scoring.blend.weight * model.head.temperature
+
+
+def _neighbours(memory: Memory, labels: Labels, rows: Iterable[int], similarities: Iterable[float]) -> list[Neighbour]:
+    """Training queries of the memory, as they are shown."""
+    return [
+        Neighbour(
+            memory.uids[row],
+            memory.texts[row],
+            float(similarity),
+            tuple(labels.ids[column] for column in memory.labels_of(row)),
+        )
+        for row, similarity in zip(rows, similarities, strict=True)
+    ]
 
 
 def _checked_memory(model: Model) -> Memory:

@@ -24,3 +24,8 @@ BANDS: Mapping[str, tuple[int, float]] = {
     "unseen": (0, 0),
 }
 """Smallest and largest number of training queries of a label, by frequency band, from common to rare."""
+
+
+def band_of(count: int) -> str:
+    """The band of a label with so many training queries."""
+    return next(name for name, (least, most) in BANDS.items() if least <= count <= most)

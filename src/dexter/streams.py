@@ -15,6 +15,7 @@ from dexter.data.formats.limits import MAX_LINE_BYTES
 from dexter.data.formats.lines import decode, raw_lines, without_line_end
 from dexter.data.formats.problems import BadRecord
 from dexter.errors import DataError, UsageError
+from dexter.explain import Explanation
 from dexter.files import atomic_path
 from dexter.live.catalog import LabelEntry
 from dexter.predictor import Prediction, Predictor
@@ -63,15 +64,18 @@ def predict_texts(
     k: int | None = None,
     threshold: float | None = None,
     form: str = "text",
+    explain: bool = False,
 ) -> Iterator[str]:
-    """One line (as text: one block of lines) per query, in order."""
-    if form not in FORMS:
-        raise UsageError(f"--format {form!r}: expected one of {', '.join(FORMS)}")
+    """One line (as text: one block of lines) per query, in order; with `explain` also why each label is there."""
+    forms = tuple(name for name in FORMS if not (explain and name == "tsv"))
+    if form not in forms:
+        raise UsageError(f"--format {form!r}{' with --explain' * explain}: expected one of {', '.join(forms)}")
     # Both copies advance together but for one block of the predictor's, so little is held between them.
     shown, searched = tee(queries)
     ranked = predictor.predict_stream((query.text for query in searched), k, threshold=threshold)
     for query, labels in zip(shown, ranked, strict=True):
-        yield _format(form, query, labels)
+        ids = [label.id for label in labels]
+        yield _format(form, query, labels, predictor.explain_labels(query.text, ids) if explain else None)
 
 
 def label_lines(labels: Iterable[LabelEntry]) -> Iterator[str]:
@@ -119,16 +123,21 @@ def _record(line: str, number: int) -> Query:
     return Query(str(number) if uid is None else uid, text_field(record, "text"))
 
 
-def _format(form: str, query: Query, labels: list[Prediction]) -> str:
+def _format(form: str, query: Query, labels: list[Prediction], why: list[Explanation] | None) -> str:
     if form == "jsonl":
-        return dumps({"uid": query.uid, "labels": [_values(label) for label in labels]}, ensure_ascii=False)
+        entries = [_values(label) for label in labels]
+        if why is not None:
+            entries = [entry | {"explanation": one.to_json()} for entry, one in zip(entries, why, strict=True)]
+        return dumps({"uid": query.uid, "labels": entries}, ensure_ascii=False)
     if form == "tsv":
         return "\t".join([_flat(query.uid), *(f"{_flat(label.id)}\t{label.score:.6f}" for label in labels)])
     cut = query.text[: _SHOWN_CHARACTERS + 1]
     shown = cut if len(cut) <= _SHOWN_CHARACTERS else cut[: _SHOWN_CHARACTERS - 1] + "…"
-    return "\n".join(
-        [_flat(shown), *(f"  {_numbers(label)}  {_flat(label.id)}  {_flat(label.text)}" for label in labels)]
-    )
+    lines = [_flat(shown)]
+    for place, label in enumerate(labels):
+        lines.append(f"  {_numbers(label)}  {_flat(label.id)}  {_flat(label.text)}")
+        lines += [f"{'':11}{_flat(line)}" for line in ([] if why is None else why[place].lines())]
+    return "\n".join(lines)
 
 
 def _values(label: Prediction) -> dict[str, Any]:
