@@ -1,4 +1,4 @@
-"""Ranks that share a computation: what the pure parts know of them, and how labels are dealt out.
+"""Ranks that share a computation: what the pure parts know of them.
 
 Nothing here speaks to another process. A part that can be computed over several ranks takes a `Ranks`; the trainer
 passes the real ones (`dexter.training.distributed`), everybody else is `OneProcess`.

@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 import dexter.losses
 from dexter.batches import Positives
+from dexter.batches.clusters import balanced_clusters
+from dexter.batches.mining import mine_hard_negatives
+from dexter.encoders.classifier import borrow_rows
+from dexter.index.sharded import search_shards
 from dexter.losses import Streaming, value_and_grad
 from tests.training.ranks import run_ranks
 
@@ -90,3 +95,33 @@ def test_every_loss_over_shards_equals_one_process(num_ranks):
         for case, got, wanted in zip(cases, answers, expected, strict=True):
             for have, want in zip(got, wanted, strict=True):
                 torch.testing.assert_close(torch.tensor(have), torch.tensor(want), rtol=1e-9, atol=1e-12, msg=case[0])
+
+
+def search_together(world, queries, labels, rows, counts, relevance):
+    """Search, mining, clusters and borrowed rows, with labels dealt out."""
+    ids = np.arange(world.rank, len(labels), world.size)
+    own = {"label_ids": ids, "ranks": world}
+    held = torch.from_numpy(ids)
+    found = search_shards(queries, labels[held], 6, exclude=relevance[:, ids], **own)
+    mined = mine_hard_negatives(queries, labels[held], relevance[:, ids], num_negatives=7, margin=0.1, **own)
+    leaves = balanced_clusters(queries.numpy(), 4, seed=1, ranks=world)
+    borrowed = torch.zeros_like(rows)
+    borrowed[held] = borrow_rows(labels[held], rows[held], counts[ids], num_neighbours=3, ranks=world)
+    return found, mined, [leaf.tolist() for leaf in leaves], world.sum(borrowed).numpy()
+
+
+@pytest.mark.parametrize("num_labels", [23, 2])
+def test_search_mining_clusters_and_borrowed_rows_over_ranks(num_labels):
+    generator = torch.Generator().manual_seed(3)
+    # Whole numbers, so that scores are exact and many are equal: ties must fall as they do in one process.
+    queries, labels = (torch.randint(-2, 3, (count, 4), generator=generator).float() for count in (50, num_labels))
+    rows = torch.randn(num_labels, 5, generator=generator)
+    relevance = scipy.sparse.random(50, num_labels, density=0.2, format="csr", random_state=0)
+    arguments = (queries, labels, rows, np.arange(num_labels) % 4, relevance)
+    wanted = run_ranks(1, search_together, *arguments)[0]
+    for found, mined, leaves, borrowed in run_ranks(3, search_together, *arguments):
+        np.testing.assert_array_equal(found.ids, wanted[0].ids)
+        np.testing.assert_array_equal(found.scores, wanted[0].scores)
+        np.testing.assert_array_equal(mined, wanted[1])
+        assert leaves == wanted[2]
+        np.testing.assert_allclose(borrowed, wanted[3], atol=1e-6)
