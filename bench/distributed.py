@@ -6,7 +6,7 @@
 
 Equality: the largest difference from one process after so many steps with the same global batches, of any step's loss
 and of any weight, relative to the largest entry of its tensor. In double precision it is the order of summation alone.
-Bytes: what the first rank sends in a step when ranks stand in a ring, by purpose.
+Bytes: what the first rank sends in a step when ranks stand in a ring, by purpose, beside what `dexter plan` foresees.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from scipy.sparse import csr_matrix
 
 from dexter.config import load_config, recipe_names
 from dexter.data import Dataset, Split
+from dexter.planning.plan import plan
 from dexter.training import parts, trainer
 from dexter.training.distributed import World, joined
 from dexter.training.presets import resolve_presets
@@ -162,13 +163,19 @@ def equality(recipes: list[str], steps: int, labels: int) -> None:
 
 def traffic(recipes: list[str]) -> None:
     data = make_data(2000, 501, num_words=3000)
-    names = ("queries", "query gradients", "max", "sum", "concatenate", "gradients", "table gradients")
-    print("\nkilobytes that the first of 2 ranks sends in a step: batches of 32, 501 labels, dimension 32")
-    print(f"{'recipe':16s}" + "".join(f"{name:>16s}" for name in names) + f"{'all':>10s}")
+    names = ("queries", "query gradients", "max", "sum", "gradients", "table gradients")
+    print(
+        "\nkilobytes that the first of 2 ranks sends in a step, measured / planned: batches of 32, 501 labels, dimension 32"
+    )
+    print(f"{'recipe':16s}" + "".join(f"{name:>18s}" for name in (*names, "all")))
     for recipe in recipes:
         found = on_ranks(2, recipe, settings_of(recipe), data, 10, False)[0]["traffic"]
-        cells = "".join(f"{found.get(name, 0.0) / 1e3:16.2f}" for name in names)
-        print(f"{recipe:16s}{cells}{sum(found.values()) / 1e3:10.1f}", flush=True)
+        foreseen = plan(data, recipe=recipe, overrides=settings_of(recipe), world_size=2).exchanges
+        planned = {exchange.name: float(exchange.sent) for exchange in foreseen}
+        pairs = [(found.get(name, 0.0), planned.get(name, 0.0)) for name in names]
+        pairs.append((sum(found.values()), sum(planned.values())))
+        cells = "".join(f"{f'{measured / 1e3:.2f} / {expected / 1e3:.2f}':>18s}" for measured, expected in pairs)
+        print(f"{recipe:16s}{cells}", flush=True)
 
 
 def speed(steps: int) -> None:
@@ -190,12 +197,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--labels", type=int, default=61)
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--bytes", action="store_true", help="bytes per step only")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.speed:
         speed(options.steps)
         return
-    equality(options.recipes, options.steps, options.labels)
+    if not options.bytes:
+        equality(options.recipes, options.steps, options.labels)
     traffic(options.recipes)
 
 
