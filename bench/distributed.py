@@ -165,7 +165,8 @@ def traffic(recipes: list[str]) -> None:
     data = make_data(2000, 501, num_words=3000)
     names = ("queries", "query gradients", "max", "sum", "gradients", "table gradients")
     print(
-        "\nkilobytes that the first of 2 ranks sends in a step, measured / planned: batches of 32, 501 labels, dimension 32"
+        "\nkilobytes that the first of 2 ranks sends in a step, measured / planned: "
+        "batches of 32, 501 labels, dimension 32"
     )
     print(f"{'recipe':16s}" + "".join(f"{name:>18s}" for name in (*names, "all")))
     for recipe in recipes:
