@@ -6,8 +6,10 @@ import re
 import pytest
 
 from dexter import Predictor
+from dexter.explain import Word
 from dexter.serving.page.comparing import side_by_side
 from dexter.serving.page.proposing import PLACES, free_id, propose
+from dexter.serving.page.why import highlight
 from dexter.serving.protocol import RankedLabel
 from tests.serving.conftest import BASE
 
@@ -49,6 +51,15 @@ def test_why_opens_under_its_label(client, world):
     assert page.count('aria-expanded="true"') == 1
     why = page.partition('data-testid="why"')[2]
     assert label["id"] in why and "Training texts" in why
+    assert f"<b>{label['score']:.3f}</b>" in why and '<mark class="for4">' in why
+
+
+def test_a_text_is_cut_at_its_words():
+    words = [Word("one", 1, 4, 0.5), Word("two", 5, 8, -0.25), Word("three", 9, 14, 0.01)]
+    pieces = highlight("(one two three)", words)
+    assert "".join(piece.text for piece in pieces) == "(one two three)"
+    assert [piece.level for piece in pieces if piece.text.isalpha()] == [4, -2, 0]
+    assert highlight("", []) == [] and [piece.level for piece in highlight("x", [Word("x", 0, 1, 0.0)])] == [0]
 
 
 def test_a_proposed_label_ranks_where_it_will_when_added(client, world):

@@ -2,7 +2,7 @@
 
 rendering.py   templates
 trying.py      / : labels of a text, why, heads side by side, a new label; asked.py reads its form
-comparing, proposing, sharing, examples: the parts of it that know no HTTP
+comparing, proposing, sharing, why, examples: the parts of it that know no HTTP
 exploring.py   /labels, with results.py: what evaluations have left in a run folder
 training.py    /training, with curves.py
 mapping.py     /map, with label_map.py

@@ -19,6 +19,7 @@ from dexter.serving.page.examples import example_texts
 from dexter.serving.page.proposing import Proposal, free_id, propose
 from dexter.serving.page.rendering import Renderer
 from dexter.serving.page.sharing import as_curl, as_json
+from dexter.serving.page.why import Why, why
 from dexter.serving.predicting import answer
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import PredictRequest, PredictResponse, RankedLabel
@@ -50,6 +51,7 @@ class View:
     examples: Sequence[str]
     labels: Sequence[Shown] = ()
     truncated: bool = False
+    why: Why | None = None
     columns: Sequence[Column] = ()
     proposal: Proposal | None = None
     added: str | None = None
@@ -112,6 +114,7 @@ async def _look(service: Service, run: Run, asked: Asked, base_url: str) -> View
         head=head or view.head,
         labels=_bars(found, run.predictor),
         truncated=result.truncated,
+        why=await _why(run, asked),
         columns=await _compare(service, run, asked.text, head or view.head) if asked.compare else (),
         proposal=proposal,
         curl=as_curl(base_url, question),
@@ -148,6 +151,11 @@ async def _compare(service: Service, run: Run, text: str, first: str) -> list[Co
         question = PredictRequest(inputs=text, k=min(_COMPARED, service.settings.max_k), head=head, model=run.name)
         rankings[head] = (await answer(service, question)).results[0].labels
     return side_by_side(rankings, shown=_SHOWN)
+
+
+async def _why(run: Run, asked: Asked) -> Why | None:
+    label_id = asked.why
+    return None if label_id is None else (await run.look(lambda each: why(each, asked.text, label_id))).answer
 
 
 async def _propose(run: Run, asked: Asked) -> Proposal | None:
