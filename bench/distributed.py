@@ -70,6 +70,8 @@ def settings_of(recipe: str) -> dict[str, Any]:
         changes["batch.start"] = 1
     if config.head.projection:
         changes["head.projection"] = 24
+    if config.batch.classifier_positives:
+        changes["batch.positives"] = 1
     return changes
 
 

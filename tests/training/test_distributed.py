@@ -9,7 +9,7 @@ import dexter.losses
 from dexter.batches import Positives
 from dexter.batches.clusters import balanced_clusters
 from dexter.batches.mining import mine_hard_negatives
-from dexter.encoders.classifier import borrow_rows
+from dexter.encoders.classifier import fill_rows
 from dexter.index.sharded import search_shards
 from dexter.losses import Streaming, value_and_grad
 from tests.training.ranks import run_ranks
@@ -98,20 +98,22 @@ def test_every_loss_over_shards_equals_one_process(num_ranks):
 
 
 def search_together(world, queries, labels, rows, counts, relevance):
-    """Search, mining, clusters and borrowed rows, with labels dealt out."""
+    """Search, mining, clusters and rows of unseen labels, with labels dealt out."""
     ids = np.arange(world.rank, len(labels), world.size)
     own = {"label_ids": ids, "ranks": world}
     held = torch.from_numpy(ids)
     found = search_shards(queries, labels[held], 6, exclude=relevance[:, ids], **own)
     mined = mine_hard_negatives(queries, labels[held], relevance[:, ids], num_negatives=7, margin=0.1, **own)
     leaves = balanced_clusters(queries.numpy(), 4, seed=1, ranks=world)
-    borrowed = torch.zeros_like(rows)
-    borrowed[held] = borrow_rows(labels[held], rows[held], counts[ids], num_neighbours=3, ranks=world)
-    return found, mined, [leaf.tolist() for leaf in leaves], world.sum(borrowed).numpy()
+    filled, unseen = torch.zeros_like(rows), rows[held][counts[ids] == 0].flip(1)
+    filled[held] = fill_rows(
+        rows[held], counts[ids], texts_UC=unseen, meanings_LD=labels[held], num_neighbours=3, ranks=world
+    )
+    return found, mined, [leaf.tolist() for leaf in leaves], world.sum(filled).numpy()
 
 
 @pytest.mark.parametrize("num_labels", [23, 2])
-def test_search_mining_clusters_and_borrowed_rows_over_ranks(num_labels):
+def test_search_mining_clusters_and_filled_rows_over_ranks(num_labels):
     generator = torch.Generator().manual_seed(3)
     # Whole numbers, so that scores are exact and many are equal: ties must fall as they do in one process.
     queries, labels = (torch.randint(-2, 3, (count, 4), generator=generator).float() for count in (50, num_labels))
@@ -119,9 +121,9 @@ def test_search_mining_clusters_and_borrowed_rows_over_ranks(num_labels):
     relevance = scipy.sparse.random(50, num_labels, density=0.2, format="csr", random_state=0)
     arguments = (queries, labels, rows, np.arange(num_labels) % 4, relevance)
     wanted = run_ranks(1, search_together, *arguments)[0]
-    for found, mined, leaves, borrowed in run_ranks(3, search_together, *arguments):
+    for found, mined, leaves, filled in run_ranks(3, search_together, *arguments):
         np.testing.assert_array_equal(found.ids, wanted[0].ids)
         np.testing.assert_array_equal(found.scores, wanted[0].scores)
         np.testing.assert_array_equal(mined, wanted[1])
         assert leaves == wanted[2]
-        np.testing.assert_allclose(borrowed, wanted[3], atol=1e-6)
+        np.testing.assert_allclose(filled, wanted[3], atol=1e-6)

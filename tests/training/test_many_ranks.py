@@ -32,6 +32,8 @@ def settings(recipe, **changes):
         quick["batch.start"] = 1
     if recipe in ("supconde", "unidec", "unidec-pos-clf"):
         quick["head.projection"] = 24
+    if recipe == "unidec-pos-clf":
+        quick["batch.positives"] = 1
     return {**SMALL, **quick, **changes}
 
 
