@@ -148,7 +148,8 @@ class HeadConfig:
     encoder_weight: float = 0.5
     """Share of the dual encoder in the loss (lambda); the rest is the classifier's."""
     storage: Literal["float32", "bfloat16"] = "float32"
-    """How the classifier's table is kept; bfloat16 is written with stochastic rounding."""
+    """How the classifier's table and its optimiser's moments are kept; bfloat16, half as large, is written with
+    stochastic rounding."""
     row_dropout: float = 0.0
     """Dropout on the classifier's rows."""
 

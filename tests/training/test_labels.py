@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from dexter.training.labels import DistinctTexts, LabelSide
+from dexter.training.labels import DistinctTexts, LabelSide, spread
 
 
 def test_equal_texts_are_kept_once():
@@ -46,3 +46,10 @@ def test_state_survives():
     other.load_state(side.state(), "cpu")
     fresh, texts = torch.randn(2, 3), np.array([1, 4])
     assert torch.equal(side.assemble(fresh, texts, None), other.assemble(fresh, texts, None))
+
+
+def test_labels_have_the_rows_of_their_texts_without_a_copy_where_none_is_repeated():
+    rows = torch.randn(3, 2)
+    assert spread(rows, np.arange(3)) is rows
+    torch.testing.assert_close(spread(rows, np.array([0, 1, 0, 2, 1])), rows[[0, 1, 0, 2, 1]])
+    torch.testing.assert_close(spread(rows, np.array([2, 0, 1])), rows[[2, 0, 1]])

@@ -28,6 +28,8 @@ from dexter.ranks import Ranks
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
+_TINY = 1e-12
+"""What lengths are at least when they divide."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -145,8 +147,11 @@ def starting_rows(label_vectors_LC: Tensor, query_vectors_NC: Tensor, relevance:
     Both sides are what the classifier head makes of the encoder's representations, since rows are scored against its
     queries. A label without training queries starts at its text alone.
     """
-    middle_LC = centroids(query_vectors_NC, relevance).to(label_vectors_LC)
-    return functional.normalize(label_vectors_LC, dim=1) + functional.normalize(middle_LC, dim=1)
+    rows_LC = functional.normalize(label_vectors_LC, dim=1)
+    # In place: with a million labels every copy is gigabytes.
+    middle_LC = centroids(query_vectors_NC, relevance).to(rows_LC)
+    lengths_L1 = torch.linalg.vector_norm(middle_LC, dim=1, keepdim=True)
+    return rows_LC.add_(middle_LC.div_(lengths_L1.clamp_min_(_TINY)))
 
 
 @torch.no_grad()

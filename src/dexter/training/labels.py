@@ -36,6 +36,13 @@ class DistinctTexts:
         return cls(tuple(first), places)
 
 
+def spread(texts_UD: Tensor, places: NDArray[np.int64]) -> Tensor:
+    """One row per label from one per distinct text; the same tensor, not a copy of it, where no text is repeated."""
+    if np.array_equal(places, np.arange(len(texts_UD))):
+        return texts_UD
+    return texts_UD[torch.from_numpy(places).to(texts_UD.device)]
+
+
 class LabelSide:
     """Chooses the texts to encode in a step, and puts the labels' representations together."""
 

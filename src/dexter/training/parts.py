@@ -18,6 +18,7 @@ from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.encoders.static import StaticEncoder
 from dexter.ranks import OneProcess, Ranks
 from dexter.training.distributed import World
+from dexter.training.labels import spread
 from dexter.training.objective import Objective
 from dexter.training.optimizers import Optimizers, Part
 
@@ -84,7 +85,7 @@ def build_objective(
                 classifier.project(embed(encoder, tokens, device=device))
                 for tokens in (query_tokens.part(world.part(len(query_tokens))), label_tokens)
             )
-            labels = texts[torch.from_numpy(holding.places).to(device)]
+            labels = spread(texts, holding.places)
             rows = starting_rows(labels, world.concatenate(own_queries), holding.columns(relevance))
         classifier.table.initialise(rows)
     return objective

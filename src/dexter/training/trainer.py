@@ -34,7 +34,7 @@ from dexter.training.gradcache import Outcome, Side, backward
 from dexter.training.gradients import add_gradients
 from dexter.training.interrupts import Interrupts
 from dexter.training.journal import Journal, SilentJournal
-from dexter.training.labels import DistinctTexts, LabelSide
+from dexter.training.labels import DistinctTexts, LabelSide, spread
 from dexter.training.parts import build_objective, build_optimizers, make_splits
 from dexter.training.presets import describe
 from dexter.training.run import Run, is_finished, open_run, read_config, read_run, record_end, was_started_by
@@ -387,7 +387,6 @@ class Trainer:
     def _model(self) -> Model:
         """The model as it is now, with every label of this rank freshly encoded."""
         texts_UD = embed(self.encoder, self.label_tokens, device=self.device)
-        places = torch.from_numpy(self.holding.places).to(self.device)
         facts = {
             "recipe": self.config.recipe,
             "data": self.dataset.name,
@@ -401,7 +400,7 @@ class Trainer:
             head=self.objective.dual,
             classifier=self.objective.classifier,
             labels=self.labels if self.holding.is_all else self.labels.part(self.holding.labels),
-            representations_LD=texts_UD[places],
+            representations_LD=spread(texts_UD, self.holding.places),
             facts=facts,
             ranks=self.world,
         )
