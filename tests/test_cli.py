@@ -130,6 +130,34 @@ def test_predictions_of_a_file_keep_ids_and_order(run, trained, tmp_path):
     assert [(line["uid"], len(line["labels"])) for line in lines] == [("b", 2), ("a", 2)]
 
 
+def test_thresholds_dial_and_memory_of_predictions(run, trained):
+    sure = run("predict", trained, "river stone", "--threshold", 0.01, "--format", "jsonl")
+    labels = json.loads(sure[1])["labels"]
+    assert sure[0] == 0
+    assert labels
+    assert all(label["probability"] >= 0.01 for label in labels)
+    for option in (("--precision", 0.3), ("--best-f1",), ("--dial", 0), ("--memory",), ("--no-memory",)):
+        assert run("predict", trained, "river stone", *option)[0] == 0
+    twice = run("predict", trained, "river", "--threshold", 0.5, "--best-f1")
+    assert "give one of" in error_line(twice, 2)
+    assert "from 0" in error_line(run("predict", trained, "river", "--dial", 3), 2)
+    assert "the highest is" in error_line(run("predict", trained, "river", "--precision", 1.1), 2)
+
+
+def test_a_run_is_tuned_and_its_dial_drawn(run, trained, data, tmp_path):
+    pytest.importorskip("matplotlib")
+    copy = shutil.copytree(trained, tmp_path / "run")
+    code, out, _ = run("tune", copy, data, "--for", "PSP@3")
+    assert code == 0
+    assert "validation PSP@3" in out
+    code, out, _ = run("evaluate", copy, data, "--dial-curve", "--plot", tmp_path / "dial.png")
+    assert code == 0
+    assert len(out.splitlines()) == 7
+    assert (tmp_path / "dial.png").exists()
+    assert "such as P@1" in error_line(run("tune", copy, data, "--for", "best"), 2)
+    assert "between 0 and 1" in error_line(run("evaluate", copy, data, "--unseen", 2), 2)
+
+
 def test_cut_offs_and_propensity_constants(run, trained, data, tmp_path):
     arguments = ("evaluate", trained, data, "-k", 2, "-k", 7, "--propensity", "amazon", "--record", tmp_path / "r.json")
     code, out, _ = run(*arguments)

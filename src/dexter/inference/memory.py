@@ -73,7 +73,7 @@ class Memory:
     """The training queries of a model: their directions, their labels, and their texts to show."""
 
     vectors_MD: Tensor
-    """Representations scaled to length one, in half precision."""
+    """Representations scaled to length one, with the values that half precision has: so they are stored."""
     relevance: csr_matrix
     """Training queries x labels of the model, ones where the query has the label."""
     uids: Texts
@@ -85,7 +85,7 @@ class Memory:
         ones = csr_matrix(relevance, dtype=np.float32, copy=True)
         ones.data[:] = 1.0
         return cls(
-            vectors_MD=functional.normalize(representations_MD, dim=1).half(),
+            vectors_MD=functional.normalize(representations_MD, dim=1).half().float(),
             relevance=ones,
             uids=Texts.of(uids),
             texts=Texts.of(texts),
@@ -147,7 +147,7 @@ class Memory:
             "texts": self.texts.content,
         }
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-        save_file(tensors | {"vectors": self.vectors_MD.cpu().contiguous()}, folder / MEMORY_FILE)
+        save_file(tensors | {"vectors": self.vectors_MD.half().cpu().contiguous()}, folder / MEMORY_FILE)
 
     @classmethod
     def load(cls, folder: Path, *, num_labels: int, dimension: int, device: str) -> Memory | None:
@@ -175,7 +175,7 @@ class Memory:
         fits = vectors.shape == (len(uids), dimension) and len(uids) == len(texts) > 0
         if not (fits and torch.isfinite(vectors).all()):
             raise ModelError(f"{path}: not the memory of this model: restore the folder from a copy")
-        return cls(vectors_MD=vectors.to(device), relevance=relevance, uids=uids, texts=texts)
+        return cls(vectors_MD=vectors.to(device).float(), relevance=relevance, uids=uids, texts=texts)
 
 
 def add_votes(

@@ -11,9 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dexter.config import Config
 from dexter.data import Dataset, Split
@@ -95,6 +97,15 @@ def tune_model(
     return replace(model, scoring=scoring)
 
 
+class _Searched(NamedTuple):
+    """One search of the model's labels."""
+
+    key: tuple[HeadName, float, int]
+    queries_ND: Tensor
+    labels_LD: Tensor
+    found: TopK
+
+
 class Trial:
     """Scores validation queries in different ways, each part computed once."""
 
@@ -107,6 +118,7 @@ class Trial:
         if model.memory is not None:
             self.nearest = model.memory.nearest(self.representations_ND, max(NEIGHBOURS))
         self._ratios: dict[Choice, dict[str, Ratio]] = {}
+        self._searched: _Searched | None = None
 
     def improve(self, start: Choice, dials: Sequence[float]) -> Choice:
         """The best choice that is found by changing one setting after another."""
@@ -140,19 +152,31 @@ class Trial:
 
     def rank(self, choice: Choice, k: int) -> TopK:
         """The best labels of the validation queries, without filter pairs."""
-        model, split = self.model, self.split
-        queries_ND = model.search_vectors(self.representations_ND, head=choice.head, dial=choice.dial)
-        labels_LD = model.label_vectors(head=choice.head, dial=choice.dial)
-        found = search(queries_ND, labels_LD, min(k, split.num_labels), exclude=split.filtered)
-        if choice.blend is None:
-            return found
-        assert model.memory is not None
+        searched, memory, blend = self._search(choice, min(k, self.split.num_labels)), self.model.memory, choice.blend
+        if blend is None:
+            return searched.found
+        assert memory is not None
         assert self.nearest is not None
-        blend = choice.blend
         voters = TopK(self.nearest.ids[:, : blend.neighbours], self.nearest.scores[:, : blend.neighbours])
-        votes = model.memory.votes(voters, blend.temperature)
-        scale = blend.weight * model.head.temperature
-        return add_votes(found, votes, queries_ND, labels_LD, scale=scale, exclude=split.filtered)
+        return add_votes(
+            searched.found,
+            memory.votes(voters, blend.temperature),
+            searched.queries_ND,
+            searched.labels_LD,
+            scale=blend.weight * self.model.head.temperature,
+            exclude=self.split.filtered,
+        )
+
+    def _search(self, choice: Choice, k: int) -> _Searched:
+        """What the model finds without the memory; kept for the choices to come, which mostly differ in the blend."""
+        key = (choice.head, choice.dial, k)
+        if self._searched is None or self._searched.key != key:
+            self._searched = None
+            queries_ND = self.model.search_vectors(self.representations_ND, head=choice.head, dial=choice.dial)
+            labels_LD = self.model.label_vectors(head=choice.head, dial=choice.dial)
+            found = search(queries_ND, labels_LD, k, exclude=self.split.filtered)
+            self._searched = _Searched(key, queries_ND, labels_LD, found)
+        return self._searched
 
     def _better(self, first: Choice, second: Choice) -> Choice:
         values = [self._scored(choice)[self.metric].value for choice in (first, second)]
