@@ -45,7 +45,7 @@ class Optimizers:
         dense = [group for part in parts if not part.sparse for group in _dense_groups(part)]
         sparse = [
             # A table in bfloat16 has its moments in bfloat16 too: half the memory in all.
-            {"params": [parameter], "lr": part.learning_rate, "state_dtype": parameter.dtype}
+            {"params": [parameter], "lr": part.learning_rate, "state_dtype": _state_dtype(parameter)}
             for part in parts
             if part.sparse
             for _, parameter in part.parameters
@@ -121,6 +121,11 @@ def _square_of_norm(part: Part) -> Tensor:
     gradients = [parameter.grad for _, parameter in part.parameters if parameter.grad is not None]
     norm: Tensor = nn.utils.get_total_norm(gradients)
     return norm.to(part.parameters[0][1].device).square()
+
+
+def _state_dtype(parameter: nn.Parameter) -> torch.dtype:
+    """Half precision for a table that is kept in it, single precision for any other."""
+    return torch.bfloat16 if parameter.dtype == torch.bfloat16 else torch.float32
 
 
 def _dense_groups(part: Part) -> list[dict[str, object]]:
