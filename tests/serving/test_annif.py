@@ -1,6 +1,11 @@
 """Annif's dialect, as its `http` backend and its clients speak it."""
 
+from itertools import pairwise
+
 import pytest
+
+from dexter.predictor import Prediction
+from dexter.serving.annif import _suggestions
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
@@ -26,7 +31,7 @@ def test_suggestions_are_the_predictions_with_scores_annif_can_use(client, world
     assert [each["label"] for each in found] == [label["text"] for label in labels]
     scores = [each["score"] for each in found]
     assert all(0.0 < score <= 1.0 for score in scores)
-    assert scores == sorted(scores, reverse=True) and len(set(scores)) > 30
+    assert all(first > second for first, second in pairwise(scores))
 
 
 def test_limit_and_threshold(client, world):
@@ -59,3 +64,11 @@ def test_batches(connect, world):
         assert [hit["uri"] for hit in each["results"]] == expected
     assert found[5]["results"] == []
     assert client.post(path, json={"documents": documents * 6}).status_code == 422
+
+
+def test_scores_are_probabilities_where_there_are_any():
+    labels = [Prediction(str(place), "", 1.0, chance) for place, chance in enumerate([0.5, 0.7, 0.5, 0.0, 0.0])]
+    scores = [each.score for each in _suggestions(labels)]
+    assert scores == pytest.approx([0.5, 0.5, 0.5, 0.0, 0.0], abs=1e-5)
+    assert min(scores) > 0 and scores == sorted(scores, reverse=True)
+    assert [round(each.score, 3) for each in _suggestions([Prediction("a", "", -3.0)])] == [0.047]

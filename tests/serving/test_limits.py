@@ -56,7 +56,7 @@ def test_an_error_is_a_problem_and_says_nothing_of_the_input(client, method, pat
 
 
 def test_a_bug_is_a_problem_too_and_the_log_has_no_text(client, monkeypatch, caplog):
-    def fail(self, texts, k):
+    def fail(self, texts, *arguments, **options):
         raise RuntimeError(texts[0])
 
     monkeypatch.setattr(Predictor, "predict", fail)
@@ -111,9 +111,9 @@ def test_an_answer_that_takes_too_long_is_given_up(trained, monkeypatch):
 
     real = Predictor.predict
 
-    def slow(self, texts, k):
+    def slow(self, *arguments, **options):
         time.sleep(0.3)
-        return real(self, texts, k)
+        return real(self, *arguments, **options)
 
     monkeypatch.setattr(Predictor, "predict", slow)
     app = create_app(Predictor.load(trained), ServeSettings(timeout_seconds=0.1))

@@ -81,3 +81,32 @@ def test_a_run_is_asked_by_its_name(connect, trained):
     assert found["model"] == "two" and "new" in [label["id"] for label in found["results"][0]["labels"]]
     assert predict(client, "river", model="three").status_code == 404
     assert predict(client, "river", model="../one").status_code == 404
+
+
+def test_probabilities_and_a_threshold(client, trained, world):
+    text = world.test.texts[0]
+    expected = Predictor.load(trained)
+    assert expected.calibration is not None
+    found = predict(client, text, k=20).json()["results"][0]["labels"]
+    chances = [label["probability"] for label in found]
+    assert chances == pytest.approx([label.probability for label in expected.predict([text], k=20)[0]])
+    above = predict(client, text, threshold=0.2).json()["results"][0]["labels"]
+    assert [label["id"] for label in above] == [label["id"] for label in found if label["probability"] >= 0.2]
+    assert 0 < len(above) < 20
+    assert predict(client, text, threshold=0.2, k=1).json()["results"][0]["labels"] == above[:1]
+
+
+@pytest.mark.parametrize("choice", [{"dial": 0.0}, {"dial": 0.31}, {"memory": True}, {"memory": False}])
+def test_each_request_chooses_how_labels_are_ranked(client, trained, world, choice):
+    text = world.test.texts[1]
+    [expected] = Predictor.load(trained, **choice).predict([text], k=9)
+    found = predict(client, text, k=9, **choice).json()["results"][0]["labels"]
+    assert [label["id"] for label in found] == [label.id for label in expected]
+    assert [label["score"] for label in found] == pytest.approx([label.score for label in expected], abs=1e-6)
+    assert [label["probability"] for label in found] == pytest.approx([label.probability for label in expected])
+
+
+def test_a_threshold_needs_probabilities(client):
+    answer = predict(client, "river", threshold=0.5, dial=0.123)
+    assert answer.status_code == 422 and answer.json()["code"] == "threshold"
+    assert predict(client, "river", threshold=0.0).status_code == 422

@@ -1,12 +1,13 @@
 """Annif's REST dialect: a run looks like a project, so that Annif's own `http` backend can use it unchanged.
 
-Annif takes scores in (0, 1] and drops what is not above 0. A label's probability is its score where the run is
-calibrated; otherwise a logistic function of its score keeps the order.
+Annif takes scores in (0, 1] and drops what is not above 0. A label's score there is its probability where the run has
+probabilities, and a logistic function of its score otherwise.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -25,6 +26,8 @@ from dexter.serving.service import Service
 _MAX_DOCUMENTS = 32
 _MAX_FIELDS = 1_000
 _LEAST_SCORE = 1e-9
+_STEP = 1.0 - 1e-6
+"""Between two scores that would be equal or out of order; single precision, which Annif uses, tells them apart."""
 Limit = Annotated[int, Field(ge=0, le=2**31)]
 Threshold = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -122,13 +125,18 @@ async def _suggest(
         inputs = service.read_texts([texts[place] for place in part])
         answers = await service.ask(run.predict(inputs.texts, k, gone=gone))
         for place, answer in zip(part, answers, strict=True):
-            shown = [_suggestion(label, run.predictor.model.head.temperature) for label in answer.labels]
-            found[place] = [each for each in shown if each.score >= threshold]
+            found[place] = [each for each in _suggestions(answer.labels) if each.score >= threshold]
     return found
 
 
-def _suggestion(label: Prediction, temperature: float) -> _Suggestion:
-    return _Suggestion(uri=label.id, label=label.text, score=max(_LEAST_SCORE, _logistic(label.score / temperature)))
+def _suggestions(labels: Sequence[Prediction]) -> list[_Suggestion]:
+    """Labels with scores that fall from each to the next: Annif orders by score, and is to find our order."""
+    shown: list[_Suggestion] = []
+    for label in labels:
+        score = _logistic(label.score) if label.probability is None else label.probability
+        ceiling = shown[-1].score * _STEP if shown else 1.0
+        shown.append(_Suggestion(uri=label.id, label=label.text, score=max(_LEAST_SCORE, min(score, ceiling))))
+    return shown
 
 
 def _logistic(value: float) -> float:

@@ -40,8 +40,17 @@ class PredictRequest(Wire):
     """Texts to label."""
 
     inputs: Text | list[Text | TextInput] = Field(description="A text, or a list of texts or of {id, text}.")
-    k: int = Field(default=5, ge=1, description="Labels per text.")
+    k: int | None = Field(
+        default=None, ge=1, description="Labels per text at most; 5 if left out, or 100 where a threshold is given."
+    )
+    threshold: float | None = Field(
+        default=None, gt=0.0, le=1.0, description="Only labels that are right with at least this probability."
+    )
     head: HeadName | None = Field(default=None, description="What ranks the labels; the run's own choice if left out.")
+    memory: bool | None = Field(default=None, description="Whether training texts vote; as tuned if left out.")
+    dial: float | None = Field(
+        default=None, ge=0.0, le=1.0, description="Weight of label frequency, 0: rare labels up; as tuned if left out."
+    )
     model: RunName = None
 
 
@@ -51,6 +60,9 @@ class RankedLabel(BaseModel):
     id: str
     text: str
     score: float
+    probability: float | None = Field(
+        default=None, description="How likely it is right; null where labels are not ranked as the run was tuned."
+    )
     rank: int
 
 

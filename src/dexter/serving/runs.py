@@ -24,20 +24,30 @@ from dexter.serving.settings import ServeSettings
 
 Gone = Callable[[], Awaitable[bool]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIAL_DIGITS = 2
+"""A dial is rounded to so many digits, so that a slider does not ask for a thousand sets of label vectors."""
 T = TypeVar("T")
 
 
 class Variant(NamedTuple):
-    """The choices of a request that need label vectors of their own; None is the run's own choice."""
+    """The choices of a request that need a predictor of their own; None is the run's own choice."""
 
     head: HeadName | None = None
+    memory: bool | None = None
+    dial: float | None = None
+
+    def resolved(self, base: Predictor) -> Variant:
+        """With the run's choices filled in."""
+        dial = base.dial if self.dial is None else round(self.dial, _DIAL_DIGITS)
+        return Variant(self.head or base.head, base.uses_memory if self.memory is None else self.memory, dial)
 
 
 class Question(NamedTuple):
     """What is asked of a text; texts with the same question are computed together."""
 
-    variant: Variant
     k: int
+    threshold: float | None
+    variant: Variant
 
 
 class Answer(NamedTuple):
@@ -130,10 +140,17 @@ class Run:
         return self._predicting.num_queued + self._embedding.num_queued
 
     async def predict(
-        self, texts: Sequence[str], k: int, *, variant: Variant | None = None, gone: Gone | None = None
+        self,
+        texts: Sequence[str],
+        k: int,
+        *,
+        threshold: float | None = None,
+        variant: Variant | None = None,
+        gone: Gone | None = None,
     ) -> list[Answer]:
-        """The k best labels of each text, all of one version of the labels."""
-        return await self._predicting.submit(Question(variant or Variant(), k), texts, gone=gone)
+        """The k best labels of each text, or those of them that reach the threshold; all of one version."""
+        question = Question(k, threshold, variant or Variant())
+        return await self._predicting.submit(question, texts, gone=gone)
 
     async def embed(self, texts: Sequence[str], *, side: Side = "query", gone: Gone | None = None) -> list[Embedded]:
         """The vector of each text."""
@@ -162,17 +179,21 @@ class Run:
         return self.predictor.edit_labels(edit)
 
     def _predict(self, question: Question, texts: list[str]) -> list[Answer]:
-        found = _seen(self.predictor, lambda base: self._predictor(base, question.variant).predict(texts, question.k))
+        def ask(base: Predictor) -> list[list[Prediction]]:
+            predictor = self._predictor(base, question.variant.resolved(base))
+            return predictor.predict(texts, question.k, threshold=question.threshold)
+
+        found = _seen(self.predictor, ask)
         return [Answer(found.version, labels) for labels in found.answer]
 
     def _predictor(self, base: Predictor, variant: Variant) -> Predictor:
         """The predictor of a variant: it shares the model, and has label vectors of its own."""
-        if variant.head in (None, base.head):
+        if variant == Variant().resolved(base):
             return base
         derived = self._variants.get(variant)
         if derived is None or (derived.base, derived.version) != (base, base.version):
-            derived = _Derived(base, base.version, Predictor(base.model, head=variant.head))
-            self._variants[variant] = derived
+            predictor = Predictor(base.model, head=variant.head, memory=variant.memory, dial=variant.dial)
+            derived = self._variants[variant] = _Derived(base, base.version, predictor)
             if len(self._variants) > self._max_variants:
                 self._variants.popitem(last=False)
         self._variants.move_to_end(variant)
