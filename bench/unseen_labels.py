@@ -53,10 +53,12 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 """Name: a recipe and what differs from it; with and without a label prior, few epochs."""
 
 
-def without_labels(dataset: Dataset, kept: NDArray[np.int64]) -> Dataset:
-    """The data set as if only some labels existed; queries that have no label left are gone."""
+def without_labels(dataset: Dataset, kept: NDArray[np.int64], num_queries: int) -> Dataset:
+    """The data set as if only some labels existed; queries that have no label left are gone, or are too many."""
     relevance = csr_matrix(dataset.train.relevance[:, kept])
     rows = np.flatnonzero(np.diff(relevance.indptr) > 0)
+    if num_queries:
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:num_queries])
     texts, uids = ([values[row] for row in rows] for values in (dataset.train.texts, dataset.train.uids))
     label_texts, label_ids = ([values[k] for k in kept] for values in (dataset.label_texts, dataset.label_ids))
     return Dataset(dataset.name, label_texts, label_ids, Split(texts, uids, relevance[rows]), None)
@@ -119,17 +121,17 @@ def measure(top_ids: NDArray[np.int64], relevance: csr_matrix, new_L: NDArray[np
 
 
 @torch.inference_mode()
-def compare(dataset: Dataset, recipe: str, *, share: float, seed: int, threads: int, runs: Path) -> None:
+def compare(dataset: Dataset, recipe: str, *, share: float, seed: int, threads: int, runs: Path, queries: int) -> None:
     """Train without some labels, add them, print one line per choice."""
     generator, num_labels = np.random.default_rng(seed), dataset.num_labels
     order = generator.permutation(num_labels)
     kept, held = np.sort(order[int(share * num_labels) :]), np.sort(order[: int(share * num_labels)])
     assert dataset.test is not None
-    known = without_labels(dataset, kept)
+    known = without_labels(dataset, kept, queries)
     base, differences = RECIPES[recipe]
     overrides = {"seed": seed, "train.threads": threads, "validation.fraction": 0.0, **differences}
     with torch.inference_mode(mode=False):
-        started, folder = time.process_time(), runs / f"{dataset.name}-{base}-{seed}-{share:g}"
+        started, folder = time.process_time(), runs / f"{dataset.name}-{base}-{seed}-{share:g}-{queries}"
         if not (folder / "run.json").exists():
             train(known, recipe=base, out=folder, overrides=overrides, resume=True)
         seconds = time.process_time() - started
@@ -162,6 +164,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["stackexchange4", "debian-related"], help="data sets by name")
     parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument("--share", type=float, default=0.2, help="share of the labels that are held out of training")
+    parser.add_argument("--queries", type=int, default=0, help="train on so many queries only; 0: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--runs", type=Path, help="where to keep the runs, and to find them again")
     parser.add_argument("--threads", type=int, default=1)
@@ -170,6 +173,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as temporary:
         settings = {"share": arguments.share, "threads": arguments.threads, "runs": arguments.runs or Path(temporary)}
+        settings["queries"] = arguments.queries
         for name in arguments.data:
             dataset = shared_data.load(name)
             for recipe in arguments.recipes:
