@@ -50,7 +50,7 @@ def test_agrees_with_a_full_sort_also_in_ties(num_queries, num_labels, k, memory
 @pytest.mark.parametrize("memory_budget", [50_000, 2**28])
 def test_tiles_of_rows_and_products_of_columns(memory_budget, monkeypatch):
     monkeypatch.setattr(exact, "ROWS", 5)
-    monkeypatch.setattr(exact, "PRODUCT_COLUMNS", 64)
+    monkeypatch.setattr(exact, "COLUMNS", 64)
     rng = np.random.default_rng(0)
     queries, labels = whole_numbers(rng, (23, 4)), whole_numbers(rng, (777, 4))
     exclude = csr_matrix(random_array((23, 777), density=0.3, rng=1))
@@ -120,18 +120,41 @@ def test_the_tiling_keeps_to_the_budget():
     for num_queries, num_labels in [(100_000, 131_072), (1, 10_000_000), (600, 5_000), (3, 7)]:
         for budget in (2**16, 2**24, 2**28):
             tiling = exact._choose_tiling(num_queries, num_labels, budget)
-            assert 5 * tiling.num_products * tiling.rows * tiling.width <= budget
+            assert 5 * tiling.rows * tiling.width <= budget
             assert tiling.width % exact.GROUP == 0
 
 
 def test_labels_in_ascending_order_of_score_over_several_tiles(monkeypatch):
-    monkeypatch.setattr(exact, "PRODUCT_COLUMNS", 128)
+    monkeypatch.setattr(exact, "COLUMNS", 128)
     labels = np.arange(3000, dtype=np.float32)[:, None]
     queries = np.array([[1.0], [-1.0], [0.0]], dtype=np.float32)
     found = search(queries, labels, 150, memory_budget=2**16)
     np.testing.assert_array_equal(found.ids[0], np.arange(2999, 2849, -1))
     np.testing.assert_array_equal(found.ids[1], np.arange(150))
     np.testing.assert_array_equal(found.ids[2], np.arange(150))
+
+
+def test_many_equal_scores_are_looked_at_in_small_parts(monkeypatch):
+    monkeypatch.setattr(exact, "COLUMNS", 96)
+    monkeypatch.setattr(exact, "KEYS", 200)
+    rng = np.random.default_rng(6)
+    queries, labels = whole_numbers(rng, (17, 2), span=1), whole_numbers(rng, (1001, 2), span=1)
+    found = search(queries, labels, 40)
+    np.testing.assert_array_equal(found.ids, slow_search(queries, labels, 40)[0])
+
+
+def test_rows_with_fewer_labels_than_places_beside_rows_with_many(monkeypatch):
+    monkeypatch.setattr(exact, "COLUMNS", 64)
+    rng = np.random.default_rng(7)
+    queries, labels = whole_numbers(rng, (6, 4)), whole_numbers(rng, (500, 4))
+    forbidden = np.zeros((6, 500), dtype=bool)
+    forbidden[2, 3:] = True
+    forbidden[3, :] = True
+    forbidden[4, :480] = True
+    found = search(queries, labels, 12, exclude=csr_matrix(forbidden))
+    ids, scores = slow_search(queries, labels, 12, forbidden)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.scores, scores)
 
 
 def test_wrong_arguments_say_what_was_expected():

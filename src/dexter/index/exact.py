@@ -1,14 +1,16 @@
 """Exact search: the k labels with the largest inner product, in bounded memory.
 
 Scores are computed in tiles of queries x labels, and the full matrix never exists. A tile is not sorted: the maximum of
-every 32 neighbouring columns is taken while they are in cache, the k groups with the largest maxima are picked, and
-only their columns are looked at again. That is exact, because each of the k best columns lies in one of these groups.
+every 32 neighbouring columns is taken while they are in cache, and only groups whose maximum reaches the floor of the
+query are looked at again. The floor is the score of its k-th best label so far, in the first tile the k-th largest
+maximum; as many labels reach it as have to be found, so that nothing below it is missed. It rises from tile to tile,
+and soon few groups reach it.
 
 A score and its column travel as one int64 key (`dexter.index.keys`), so that equal scores rank the same way whatever
 the tiling, the number of threads or the selection algorithm.
 
-Shapes: N queries, L labels, D dimensions, P matrix products in a tile, B queries in a tile, C labels in a product,
-G groups in a tile, K places.
+Shapes: N queries, L labels, D dimensions, B queries and C labels in a tile, G groups in a tile, P pairs of a query and
+a group that are looked at again, K places.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from dexter.errors import ModelError, UsageError
 from dexter.index.base import BackendName, Stamp
 from dexter.index.folder import write_index
-from dexter.index.keys import columns_of, largest, make_keys, scores_of
+from dexter.index.keys import NO_KEY, columns_of, kth_largest, largest, make_keys, scores_of
 from dexter.ranking import TopK
 
 if TYPE_CHECKING:
@@ -37,21 +40,18 @@ GROUP = 32
 """Columns whose maximum is taken together: the shortest run that vectorises well."""
 ROWS = 512
 """Queries in a tile: enough for the matrix product to run near its peak."""
-PRODUCT_COLUMNS = 16_384
-"""Labels per matrix product: few enough that its result is still in the last cache when the group maxima are taken,
-many enough that threads seldom wait for each other."""
-CPU_KEYS = 2**15
-"""Keys made at a time on a CPU: they stay in cache, and torch starts no threads for so few."""
-ACCELERATOR_KEYS = 2**22
-"""Keys made at a time on other devices."""
+COLUMNS = 16_384
+"""Labels in a tile: few enough that its scores are still in the last cache when the group maxima are taken, many enough
+that threads seldom wait for each other."""
+KEYS = 2**21
+"""Scores of a tile that are looked at again at a time, at the most, which is where all labels are equal."""
 
 
 class Tiling(NamedTuple):
-    """What is scored at a time: a number of matrix products of `rows` queries and `width` labels."""
+    """What is scored at a time: a matrix product of `rows` queries and `width` labels."""
 
     rows: int
     width: int
-    num_products: int
 
 
 @torch.no_grad()
@@ -80,17 +80,17 @@ def search(
     check_arguments(queries_ND, labels_LD, k, exclude, ceiling)
     num_queries, num_labels = len(queries_ND), len(labels_LD)
     tiling = _choose_tiling(num_queries, num_labels, memory_budget)
-    # A product is a contiguous block: written into part of a wider matrix it would take longer.
-    scores_PBC = torch.empty(tiling.num_products, tiling.rows, tiling.width, device=labels_LD.device)
+    scores_BC = torch.empty(tiling.rows, tiling.width, device=labels_LD.device)
     found = TopK(np.full((num_queries, k), -1, dtype=np.int64), np.full((num_queries, k), -np.inf, dtype=np.float32))
     for rows in _slices(0, num_queries, tiling.rows, progress=progress):
         tile_queries_BD = queries_ND[rows].to(labels_LD.device, torch.float32)
         limits_B1 = None if ceiling is None else torch.as_tensor(ceiling[rows]).to(tile_queries_BD).unsqueeze(1)
         banned = None if exclude is None else _Banned.of(exclude[rows])
         best_BK = torch.empty(len(tile_queries_BD), 0, dtype=torch.int64, device=labels_LD.device)
-        for columns in _slices(0, num_labels, tiling.num_products * tiling.width):
-            maxima_BG = _score(tile_queries_BD, labels_LD, columns, scores_PBC, banned, limits_B1)
-            keys_BK = _select(scores_PBC, maxima_BG, k, first_column=columns.start)
+        for columns in _slices(0, num_labels, tiling.width):
+            tile_BC, maxima_BG = _score(tile_queries_BD, labels_LD, columns, scores_BC, banned, limits_B1)
+            floors_B1 = kth_largest(maxima_BG, k) if best_BK.shape[1] < k else scores_of(best_BK.amin(1, keepdim=True))
+            keys_BK = _select(tile_BC, maxima_BG, floors_B1, k, first_column=columns.start)
             best_BK = largest(torch.cat([best_BK, keys_BK], dim=1), k)
         _write(found, rows, best_BK.sort(dim=1, descending=True).values)
     return found
@@ -138,11 +138,9 @@ def _choose_tiling(num_queries: int, num_labels: int, memory_budget: int) -> Til
     """Tile sizes within the budget: as many rows as the matrix product profits from, then as many labels as fit."""
     # Four bytes for a score, and up to one more for group maxima, keys of found labels and selection.
     entries = memory_budget // 5
-    rows = max(1, min(num_queries, ROWS, entries // PRODUCT_COLUMNS))
-    width = min(PRODUCT_COLUMNS, entries // rows, num_labels + GROUP - 1)
-    width = max(GROUP, width // GROUP * GROUP)
-    num_products = max(1, min(entries // (rows * width), -(-num_labels // width)))
-    return Tiling(rows, width, num_products)
+    rows = max(1, min(num_queries, ROWS, entries // COLUMNS))
+    width = min(COLUMNS, entries // rows, num_labels + GROUP - 1)
+    return Tiling(rows, max(GROUP, width // GROUP * GROUP))
 
 
 def _slices(start: int, stop: int, size: int, *, progress: bool = False) -> Iterator[slice]:
@@ -160,52 +158,51 @@ def _score(
     queries_BD: Tensor,
     labels_LD: Tensor,
     columns: slice,
-    scores_PBC: Tensor,
+    scores_BC: Tensor,
     banned: _Banned | None,
     limits_B1: Tensor | None,
-) -> Tensor:
-    """Write the scores of some columns, product by product, and return the maxima of their groups."""
-    num_rows, width = len(queries_BD), scores_PBC.shape[2]
-    maxima_BG = scores_PBC.new_empty(num_rows, -(-(columns.stop - columns.start) // GROUP))
-    for product, part in enumerate(_slices(columns.start, columns.stop, width)):
-        maxima = maxima_BG[:, product * width // GROUP : (product + 1) * width // GROUP]
-        padded_BC = scores_PBC[product, :num_rows, : maxima.shape[1] * GROUP]
-        scores_BC = padded_BC[:, : part.stop - part.start]
-        torch.mm(queries_BD, labels_LD[part].to(torch.float32).T, out=scores_BC)
-        if banned is not None:
-            banned.remove(scores_BC, part)
-        if limits_B1 is not None:
-            scores_BC.masked_fill_(scores_BC > limits_B1, -torch.inf)
-        padded_BC[:, scores_BC.shape[1] :] = -torch.inf
-        torch.amax(padded_BC.view(num_rows, -1, GROUP), dim=2, out=maxima)
+) -> tuple[Tensor, Tensor]:
+    """Write the scores of some columns; returns them, padded to whole groups, and the maxima of the groups."""
+    num_columns = columns.stop - columns.start
+    padded_BC = scores_BC.view(-1)[: len(queries_BD) * -(-num_columns // GROUP) * GROUP].view(len(queries_BD), -1)
+    real_BC = padded_BC[:, :num_columns]
+    torch.mm(queries_BD, labels_LD[columns].to(torch.float32).T, out=real_BC)
+    if banned is not None:
+        banned.remove(real_BC, columns)
+    if limits_B1 is not None:
+        real_BC.masked_fill_(real_BC > limits_B1, -torch.inf)
+    padded_BC[:, num_columns:] = -torch.inf
+    maxima_BG = torch.amax(padded_BC.view(len(queries_BD), -1, GROUP), dim=2)
     if bool(maxima_BG.isnan().any()):
         raise ModelError("search met a score that is not a number: check the query and label vectors for NaN")
-    return maxima_BG
+    return padded_BC, maxima_BG
 
 
-def _select(scores_PBC: Tensor, maxima_BG: Tensor, k: int, *, first_column: int) -> Tensor:
-    """Keys of the k best columns of each row, a few rows at a time."""
-    num_keys = CPU_KEYS if scores_PBC.device.type == "cpu" else ACCELERATOR_KEYS
-    num_rows, num_groups = maxima_BG.shape
-    block = max(1, num_keys // max(num_groups, min(k, num_groups) * GROUP))
-    parts = _slices(0, num_rows, block)
-    return torch.cat([_best_of_groups(scores_PBC, maxima_BG, rows, k, first_column=first_column) for rows in parts])
+def _select(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, first_column: int) -> Tensor:
+    """Keys of the k best columns of each row, a few rows at a time; `NO_KEY` where there are fewer."""
+    parts = _slices(0, len(scores_BC), max(1, KEYS // scores_BC.shape[1]))
+    found = [
+        _best_above(scores_BC[rows], maxima_BG[rows], floors_B1[rows], k, first_column=first_column) for rows in parts
+    ]
+    width = max((keys.shape[1] for keys in found), default=0)
+    return torch.cat([functional.pad(keys, (0, width - keys.shape[1]), value=NO_KEY) for keys in found])
 
 
-def _best_of_groups(scores_PBC: Tensor, maxima_BG: Tensor, rows: slice, k: int, *, first_column: int) -> Tensor:
-    """Keys of the k best columns of some rows, found among the k groups with the largest maxima.
+def _best_above(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, first_column: int) -> Tensor:
+    """Keys of the k best columns of some rows, among those that reach the row's floor."""
+    rows_P, groups_P = (maxima_BG >= floors_B1).nonzero(as_tuple=True)
+    looked_at_PG = scores_BC.view(-1, GROUP).index_select(0, rows_P * maxima_BG.shape[1] + groups_P)
+    pairs, members = (looked_at_PG >= floors_B1[rows_P]).nonzero(as_tuple=True)
+    keys = make_keys(looked_at_PG[pairs, members], first_column + groups_P[pairs] * GROUP + members)
+    return largest(_as_rows(keys, torch.bincount(rows_P[pairs], minlength=len(scores_BC))), k)
 
-    Groups are runs of columns and a tie goes to the lower group, so columns of equal score are found lowest first.
-    """
-    device = scores_PBC.device
-    groups_BK = columns_of(largest(make_keys(maxima_BG[rows], torch.arange(maxima_BG.shape[1], device=device)), k))
-    rows_B1 = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
-    groups_per_product = scores_PBC.shape[2] // GROUP
-    blocks_BK = groups_BK.div(groups_per_product, rounding_mode="floor") * scores_PBC.shape[1] + rows_B1
-    places = blocks_BK * groups_per_product + groups_BK % groups_per_product
-    candidates = scores_PBC.view(-1, GROUP).index_select(0, places.flatten()).view(len(groups_BK), -1)
-    columns = groups_BK.unsqueeze(2) * GROUP + torch.arange(first_column, first_column + GROUP, device=device)
-    return largest(make_keys(candidates, columns.flatten(1)), k)
+
+def _as_rows(keys: Tensor, counts_B: Tensor) -> Tensor:
+    """Keys that lie one row after the other as a matrix, whose shorter rows end in `NO_KEY`."""
+    width = int(counts_B.max())
+    matrix = keys.new_full((len(counts_B), width), NO_KEY)
+    matrix[torch.arange(width, device=keys.device) < counts_B.unsqueeze(1)] = keys
+    return matrix
 
 
 def _write(found: TopK, rows: slice, keys_BK: Tensor) -> None:

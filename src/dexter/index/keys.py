@@ -12,6 +12,10 @@ LOWER_HALF = 0xFFFFFFFF
 """Mask of the bits of a key that hold the label."""
 
 
+NO_KEY = -0x7F800001 << 32
+"""Below every other key: minus infinity, and no column."""
+
+
 def make_keys(scores: Tensor, columns: Tensor) -> Tensor:
     """Int64 keys that order by score and then by lower column."""
     # Adding zero turns -0 into 0. The bits of negative floats count downwards: flip them all but the sign.
@@ -42,3 +46,14 @@ def largest(keys: Tensor, k: int) -> Tensor:
     array = keys.numpy()
     array.partition(array.shape[1] - k, axis=1)
     return keys[:, -k:]
+
+
+def kth_largest(values: Tensor, k: int) -> Tensor:
+    """The k-th largest value of each row, as a column; minus infinity where a row has fewer."""
+    if values.shape[1] < k:
+        return values.new_full((len(values), 1), -torch.inf)
+    if values.device.type != "cpu":
+        return values.topk(k, dim=1).values[:, -1:]
+    array = values.numpy().copy()
+    array.partition(array.shape[1] - k, axis=1)
+    return torch.from_numpy(array[:, -k, None].copy())
