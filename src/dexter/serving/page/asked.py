@@ -22,6 +22,10 @@ class Asked:
     """The run."""
     head: str | None = None
     """The head that ranks; the run's own choice if left out."""
+    dial: float | None = None
+    """The weight of label frequency; as tuned if left out."""
+    memory: bool | None = None
+    """Whether training texts vote; as tuned if left out."""
     why: str | None = None
     """The id of the label to explain."""
     compare: bool = False
@@ -38,11 +42,22 @@ class Asked:
             text=fields.get("text", ""),
             model=fields.get("model") or None,
             head=fields.get("head") or None,
+            dial=_share(fields.get("dial", "")),
+            memory={"on": True, "off": False}.get(fields.get("memory", "")),
             why=fields.get("why") or None,
             compare=fields.get("compare", "") != "",
             label=fields.get("label", "").strip(),
             add=fields.get("action", "") == "add",
         )
+
+
+def _share(value: str) -> float | None:
+    """A number from 0 to 1; None for anything else."""
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if 0.0 <= number <= 1.0 else None
 
 
 async def read_asked(request: Request) -> Asked:

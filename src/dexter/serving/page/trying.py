@@ -29,6 +29,8 @@ from dexter.serving.service import Service
 _SHOWN, _COMPARED = 10, 50
 """Labels that are shown; places in which a label that moved is looked for."""
 _LONGEST_LABEL = 1_000
+_DIAL_STEP = 0.05
+"""Of the slider: what is nearer to the tuned dial is the tuned dial."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class View:
 
     heads: Sequence[str]
     head: str
+    dial: float
+    remembers: bool
+    """Whether the run has a memory of its training texts."""
     examples: Sequence[str]
     labels: Sequence[Shown] = ()
     truncated: bool = False
@@ -97,7 +102,14 @@ async def _outline(run: Run) -> View:
     """The page without an answer."""
     predictor = run.predictor
     _, examples = await run.look(example_texts)
-    return View(heads=predictor.model.heads, head=predictor.head, examples=examples)
+    model = predictor.model
+    return View(
+        heads=model.heads,
+        head=predictor.head,
+        dial=predictor.dial,
+        remembers=model.memory is not None,
+        examples=examples,
+    )
 
 
 async def _look(service: Service, run: Run, asked: Asked, base_url: str) -> View:
@@ -106,16 +118,20 @@ async def _look(service: Service, run: Run, asked: Asked, base_url: str) -> View
     if not asked.text.strip():
         return replace(view, proposal=proposal)
     head = _head(asked.head)
-    question = PredictRequest(inputs=asked.text, k=_SHOWN, head=head, model=asked.model)
+    dial = None if asked.dial is None or abs(asked.dial - view.dial) < _DIAL_STEP / 2 else asked.dial
+    memory = asked.memory if view.remembers else None
+    k = min(_SHOWN, service.settings.max_k)
+    question = PredictRequest(inputs=asked.text, k=k, head=head, dial=dial, memory=memory, model=asked.model)
     found = await answer(service, question)
     [result] = found.results
     return replace(
         view,
         head=head or view.head,
+        dial=view.dial if dial is None else dial,
         labels=_bars(found, run.predictor),
         truncated=result.truncated,
         why=await _why(run, asked),
-        columns=await _compare(service, run, asked.text, head or view.head) if asked.compare else (),
+        columns=await _compare(service, run, question, head or view.head) if asked.compare else (),
         proposal=proposal,
         curl=as_curl(base_url, question),
         answer=as_json(found),
@@ -130,27 +146,42 @@ def _head(name: str | None) -> HeadName | None:
 
 
 def _bars(found: PredictResponse, predictor: Predictor) -> list[Shown]:
-    """Bars are relative to the best label, since scores have no scale of their own."""
+    """Bars are probabilities where they are known, else relative to the best label: scores have no scale."""
     labels = found.results[0].labels
     rows = {label_id: row for row, label_id in enumerate(predictor.labels.ids)}
     best = max((label.score for label in labels), default=0.0)
     return [
         Shown(
             label,
-            label.score / best if best > 0 else 0.0,
+            _bar(label, best),
             int(predictor.labels.counts[rows[label.id]]) if label.id in rows else 0,
         )
         for label in labels
     ]
 
 
-async def _compare(service: Service, run: Run, text: str, first: str) -> list[Column]:
-    """Every head's ranking, that of the chosen one first."""
+def _bar(label: RankedLabel, best: float) -> float:
+    if label.probability is not None:
+        return label.probability
+    return label.score / best if best > 0 else 0.0
+
+
+async def _compare(service: Service, run: Run, asked: PredictRequest, first: str) -> list[Column]:
+    """What was asked with every head, the chosen one first, and where there is a memory with the other choice of it."""
     rankings: dict[str, Sequence[RankedLabel]] = {}
     for head in sorted(run.predictor.model.heads, key=lambda head: head != first):
-        question = PredictRequest(inputs=text, k=min(_COMPARED, service.settings.max_k), head=head, model=run.name)
-        rankings[head] = (await answer(service, question)).results[0].labels
+        rankings[head] = await _ranking(service, asked.model_copy(update={"head": head}))
+    predictor = run.predictor
+    if predictor.model.memory is not None:
+        votes = predictor.uses_memory if asked.memory is None else asked.memory
+        title = f"{first}, {'without' if votes else 'with'} memory"
+        rankings[title] = await _ranking(service, asked.model_copy(update={"memory": not votes}))
     return side_by_side(rankings, shown=_SHOWN)
+
+
+async def _ranking(service: Service, question: PredictRequest) -> Sequence[RankedLabel]:
+    k = min(_COMPARED, service.settings.max_k)
+    return (await answer(service, question.model_copy(update={"k": k}))).results[0].labels
 
 
 async def _why(run: Run, asked: Asked) -> Why | None:
