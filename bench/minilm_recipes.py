@@ -45,7 +45,7 @@ def settings(recipe: str, encoder: str) -> dict[str, Any]:
     """What differs from the recipe in a short run with an encoder."""
     batch = load_config(recipe).batch
     common = {**LENGTHS, "validation.fraction": 0.0, "batch.start": 0}
-    return common | (ALL_LABELS if batch.pool == "all" else SAMPLED) | ENCODERS[encoder]
+    return common | (SAMPLED if batch.pool in ("in-batch", "sampled") else ALL_LABELS) | ENCODERS[encoder]
 
 
 def untrained(dataset: Dataset, encoder: str) -> trials.Trial:

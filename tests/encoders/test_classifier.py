@@ -118,6 +118,13 @@ def test_rows_start_between_text_and_queries():
     torch.testing.assert_close(rows[~seen], labels[~seen] / 3)
 
 
+def test_rows_of_long_queries_start_short():
+    relevance, queries, labels = relevance_of(), unit(9, 4), unit(7, 4, seed=1)
+    rows = starting_rows(labels, queries, relevance)
+    torch.testing.assert_close(starting_rows(labels, 5 * queries, relevance), rows / 5)
+    torch.testing.assert_close(starting_rows(labels, 0.2 * queries, relevance), rows)
+
+
 def test_filled_rows_equal_a_slow_loop():
     dual = unit(12, 3)
     rows = unit(12, 4, seed=1) * torch.arange(1, 13)[:, None]

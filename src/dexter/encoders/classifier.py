@@ -145,13 +145,17 @@ def starting_rows(label_vectors_LC: Tensor, query_vectors_NC: Tensor, relevance:
     """Where classifier rows start: the direction of the label's text plus that of its training queries' centroid.
 
     Both sides are what the classifier head makes of the encoder's representations, since rows are scored against its
-    queries. A label without training queries starts at its text alone.
+    queries. A label without training queries starts at its text alone. Where queries are longer than one, as those of
+    transformers are, rows are shorter by as much: scores then start as large as cosines, for which temperatures are
+    chosen. At several times that size a softmax is saturated from the first step.
     """
     rows_LC = functional.normalize(label_vectors_LC, dim=1)
+    typical_length = torch.linalg.vector_norm(query_vectors_NC.float(), dim=1).mean() if len(query_vectors_NC) else 1.0
     # In place: with a million labels every copy is gigabytes.
     middle_LC = centroids(query_vectors_NC, relevance).to(rows_LC)
     lengths_L1 = torch.linalg.vector_norm(middle_LC, dim=1, keepdim=True)
-    return rows_LC.add_(middle_LC.div_(lengths_L1.clamp_min_(_TINY)))
+    rows_LC.add_(middle_LC.div_(lengths_L1.clamp_min_(_TINY)))
+    return rows_LC.div_(max(1.0, float(typical_length)))
 
 
 @torch.no_grad()
