@@ -60,8 +60,8 @@ def main() -> None:
         _, recipe, settings = CASES[arguments.cases[0]]
         print(json.dumps(compare(arguments.child, recipe, settings)))
         return
-    print("| | memory MB | | ratio | disk MB | | ratio | s/step | | s/epoch | | ratio |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("| | memory MB | | ratio | disk MB | | ratio | s/step | | s/epoch | | ratio | s to tune | |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
         for case in arguments.cases:
             data = folder(CASES[case][0], Path(place))
@@ -72,9 +72,9 @@ def main() -> None:
 def row(case: str, predicted: dict[str, float], measured: dict[str, float]) -> str:
     """One line of the table."""
     cells = [case]
-    for name, scale, digits in (("memory", 1e6, 0), ("disk", 1e6, 0), ("step", 1, 3), ("epoch", 1, 1)):
+    for name, scale, digits in (("memory", 1e6, 0), ("disk", 1e6, 0), ("step", 1, 3), ("epoch", 1, 1), ("tune", 1, 1)):
         cells += [f"{values[name] / scale:,.{digits}f}" for values in (predicted, measured)]
-        if name != "step":
+        if name not in ("step", "tune"):
             cells.append(f"{predicted[name] / measured[name]:.2f}")
     return f"| {' | '.join(cells)} |"
 
@@ -97,7 +97,8 @@ def compare(data: Path, recipe: str, settings: list[str]) -> dict[str, dict[str,
         predicted = predict(dataset, recipe, settings)
         watch.train(STEPS)
         step = watch.seconds["_take_step"] / (2 * STEPS)
-        validation = (watch.seconds["run"] - watch.seconds["_take_step"] - watch.seconds["save"]) / 2
+        apart = sum(watch.seconds[name] for name in ("_take_step", "save", "_tune"))
+        validation = (watch.seconds["run"] - apart) / 2
         checkpoint = watch.seconds["save"] / watch.calls["save"]
         seconds = trainer.steps_per_epoch * step + validation + checkpoint
         measured = {
@@ -105,6 +106,7 @@ def compare(data: Path, recipe: str, settings: list[str]) -> dict[str, dict[str,
             "disk": float(sum(path.stat().st_size for path in out.rglob("*") if path.is_file())),
             "step": step,
             "epoch": seconds + refresh * refreshes_per_epoch(trainer.config),
+            "tune": watch.seconds["_tune"] / 2,
         }
     return {"predicted": predicted, "measured": measured}
 
@@ -115,7 +117,7 @@ class Stopwatch:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.forget()
-        for name in ("run", "save", "_take_step", "_refresh"):
+        for name in ("run", "save", "_take_step", "_refresh", "_tune"):
             setattr(trainer, name, self._timed(name, getattr(trainer, name)))
 
     def forget(self) -> None:
@@ -150,6 +152,7 @@ def predict(dataset: Dataset, recipe: str, settings: list[str]) -> dict[str, flo
         "disk": sum(term.bytes for term in found.disk),
         "step": found.duration.step,
         "epoch": found.duration.epoch,
+        "tune": found.duration.tune,
     }
 
 

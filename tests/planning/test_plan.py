@@ -57,6 +57,7 @@ def test_disk_is_what_the_run_leaves(recipe, world, tmp_path):
 def test_time_is_measured_in_parts(found):
     assert found.duration.epoch == pytest.approx(sum(term.seconds for term in found.duration.terms))
     assert found.duration.total > found.duration.epochs * found.duration.step * found.num_steps > 0
+    assert found.duration.tune > 0
     assert found.duration.largest.setting
 
 

@@ -24,6 +24,11 @@ def characters(dataset: Dataset) -> int:
     return sum(map(len, dataset.train.texts)) + sum(map(len, dataset.label_texts))
 
 
+def characters_per_query(dataset: Dataset) -> float:
+    """Characters of an average training query."""
+    return sum(map(len, dataset.train.texts)) / max(1, len(dataset.train))
+
+
 def pool_positives(dataset: Dataset, config: Config) -> int:
     """Distinct labels that a random batch brings: the sum over labels of the chance that one of its queries does."""
     relevance = dataset.train.relevance

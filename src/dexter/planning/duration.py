@@ -10,11 +10,16 @@ from dexter.config import Config
 from dexter.losses.settings import Streaming, choose_layout
 from dexter.planning.rates import Rates
 from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size, steps_per_epoch, texts_per_step
-from dexter.planning.storage import checkpoint_bytes, model_bytes
-from dexter.planning.terms import MIB, score_width
+from dexter.planning.storage import checkpoint_bytes, memory_bytes, model_bytes
+from dexter.planning.terms import MIB, keeps_memory, score_width
 
 _STEP_OVERHEAD = 0.005
 """Seconds of a step that depend on nothing: drawing the batch, the optimisers' bookkeeping, the journal."""
+
+_WAYS_TO_SCORE = 25
+"""Searches that the tuning at the end makes, about."""
+_TOKENISING_SHARE = 0.6
+"""Of the time to prepare a text: the rest is the vocabulary's."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,10 @@ class TimeTerm:
 
 @dataclass(frozen=True)
 class Duration:
-    """Time before the first step and in an epoch."""
+    """Time before the first step, in an epoch, and after the last step."""
 
     prepare: float
+    tune: float
     terms: tuple[TimeTerm, ...]
     num_steps: int
     """Steps of an epoch."""
@@ -46,7 +52,7 @@ class Duration:
     @property
     def total(self) -> float:
         """Seconds of the run."""
-        return self.prepare + self.epochs * self.epoch
+        return self.prepare + self.epochs * self.epoch + self.tune
 
     @property
     def step(self) -> float:
@@ -67,7 +73,8 @@ def duration(sizes: Sizes, config: Config, rates: Rates) -> Duration:
     steps = steps_per_epoch(sizes, config)
     terms = [TimeTerm(name, steps * seconds, setting) for name, seconds, setting in _step(sizes, config, rates)]
     terms += _between(sizes, config, rates)
-    return Duration(sizes.characters * rates.per_character, tuple(terms), steps, config.train.epochs)
+    prepare = sizes.characters * rates.per_character
+    return Duration(prepare, _tuning(sizes, config, rates), tuple(terms), steps, config.train.epochs)
 
 
 def _step(sizes: Sizes, config: Config, rates: Rates) -> Iterator[tuple[str, float, str]]:
@@ -90,6 +97,18 @@ def _products(config: Config, queries: int, labels: int) -> float:
     """The probe keeps its scores between sweeps; where the run cannot, it makes four products instead of three."""
     layout = choose_layout(Streaming(memory_budget=config.loss.memory_megabytes * MIB), queries, labels)
     return 1.0 if layout.keep else 4 / 3
+
+
+def _tuning(sizes: Sizes, config: Config, rates: Rates) -> float:
+    """Training queries encoded for the memory, and a search of the validation queries for every way to score."""
+    tried = min(sizes.num_validation, config.scoring.tuning_queries)
+    searched = score_width(sizes, config) * (2 if config.head.classifier else 1)
+    seconds = _WAYS_TO_SCORE * tried * sizes.num_labels * searched * rates.per_search
+    if keeps_memory(sizes, config):
+        tokenised = _TOKENISING_SHARE * sizes.num_queries * sizes.characters_per_query * rates.per_character
+        seconds += tokenised + sizes.num_queries * rates.per_query_forward
+        seconds += tried * sizes.num_queries * sizes.encoder.dimension * rates.per_search
+    return seconds + (model_bytes(sizes, config) + memory_bytes(sizes, config)) * rates.per_byte
 
 
 def _between(sizes: Sizes, config: Config, rates: Rates) -> Iterator[TimeTerm]:

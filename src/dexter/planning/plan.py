@@ -197,7 +197,7 @@ def _decided(
 
 
 def _peak(needs: Memory) -> float:
-    return needs.peak("device" if needs.separate else None)
+    return needs.peak("device") if needs.separate else needs.peak()
 
 
 def _machine_memory() -> float:

@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from dexter.planning.plan import Plan
 
 _SHOWN_TERMS = 8
-_PHASES = {"step": "in a step", "refresh": "while mining", "validation": "in a validation", "start": "at the start"}
+_PHASES = {
+    "step": "in a step",
+    "refresh": "while mining",
+    "validation": "in a validation",
+    "start": "at the start",
+    "tuning": "at the end",
+}
 
 
 def in_bytes(count: float) -> str:
@@ -45,8 +51,9 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "sizes": dataclasses.asdict(plan.sizes),
         "steps_per_epoch": plan.num_steps,
         "memory": {
-            "peak": round(memory.peak("device" if memory.separate else None)),
+            "peak": round(memory.peak("device") if memory.separate else memory.peak()),
             "process": round(memory.peak("process")) if memory.separate else round(memory.peak()),
+            "first_process": round(memory.peak("process", "first")) if memory.separate else round(memory.peak()),
             "phase": memory.busiest,
             "terms": [dataclasses.asdict(term) for term in memory.terms],
             "largest": dataclasses.asdict(memory.largest),
@@ -61,6 +68,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "prepare": duration.prepare,
             "step": duration.step,
             "epoch": duration.epoch,
+            "tune": duration.tune,
             "total": duration.total,
             "terms": [dataclasses.asdict(term) for term in duration.terms],
         },
@@ -90,7 +98,8 @@ def _memory(plan: Plan) -> Iterator[str]:
     if memory.separate:
         place = f"per rank of {plan.world_size:,}" if plan.world_size > 1 else "on the device"
         yield f"memory   {in_bytes(memory.peak('device'))} {place}, most {_PHASES[memory.busiest]}"
-        yield f"         and {in_bytes(memory.peak('process'))} in each process (texts, tokens, libraries)"
+        shared = in_bytes(memory.peak("process"))
+        yield f"         and {shared} in each process (texts, tokens, libraries){_first(plan)}"
     else:
         place = f" per rank of {plan.world_size:,}" if plan.world_size > 1 else ""
         yield f"memory   {in_bytes(memory.peak())}{place}, most {_PHASES[memory.busiest]}"
@@ -101,6 +110,13 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"  {in_bytes(sum(term.bytes for term in terms[_SHOWN_TERMS:])):>10}  {len(terms) - _SHOWN_TERMS} smaller"
     if memory.largest.setting:
         yield f"         to shrink the largest ({memory.largest.name}): {memory.largest.setting}"
+
+
+def _first(plan: Plan) -> str:
+    """What the first of several processes needs beside the others."""
+    if plan.world_size == 1:
+        return ""
+    return f"; {in_bytes(plan.memory.peak('process', 'first'))} in the first, to publish the model"
 
 
 def _fit(plan: Plan) -> Iterator[str]:
@@ -129,7 +145,7 @@ def _time(plan: Plan) -> Iterator[str]:
         return
     yield (
         f"time     {in_time(duration.total)}: {in_time(duration.prepare)} to prepare, then {duration.epochs} epochs of "
-        f"{in_time(duration.epoch)} ({in_time(duration.step)} per step)"
+        f"{in_time(duration.epoch)} ({in_time(duration.step)} per step), then {in_time(duration.tune)} to tune"
     )
     for term in sorted(duration.terms, key=lambda term: -term.seconds)[:_SHOWN_TERMS]:
         if term.seconds >= 0.01 * duration.epoch:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dexter.config import Config
 from dexter.data import Dataset
 from dexter.data.tokens import Tokens
-from dexter.planning.counts import characters, pool_positives, text_bytes
+from dexter.planning.counts import characters, characters_per_query, pool_positives, text_bytes
 from dexter.planning.report import in_bytes, in_time
 from dexter.planning.shapes import shape_of
 from dexter.planning.sizes import Sizes
@@ -49,6 +49,7 @@ def sizes_of_run(
         tokens_per_query=len(query_tokens.ids) / max(1, len(query_tokens)),
         tokens_per_label=len(label_tokens.ids) / max(1, len(label_tokens)),
         characters=characters(dataset),
+        characters_per_query=characters_per_query(dataset),
         text_bytes=text_bytes(dataset),
         pool_positives=pool_positives(dataset, config),
         touched_rows=touched_rows,
@@ -60,7 +61,7 @@ def describe_needs(sizes: Sizes, config: Config, *, world_size: int = 1) -> str:
     """One line: peak memory of a rank, its largest term and what shrinks it, and disk."""
     separate = config.train.device != "cpu"
     needs = memory(sizes, config, world_size=world_size, separate=separate)
-    largest, peak = needs.largest, needs.peak("device" if separate else None)
+    largest, peak = needs.largest, needs.peak("device") if separate else needs.peak()
     remedy = f"; smaller with {largest.setting}" if largest.setting else ""
     return (
         f"needs about {in_bytes(peak)} of memory{' per rank' if world_size > 1 else ''} (largest: {largest.name}, "

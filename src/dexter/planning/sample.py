@@ -19,7 +19,7 @@ from dexter.config import Config, EncoderConfig
 from dexter.data import Dataset
 from dexter.data.tokens import Tokens
 from dexter.encoders import build_encoder
-from dexter.planning.counts import characters, pool_positives, text_bytes
+from dexter.planning.counts import characters, characters_per_query, pool_positives, text_bytes
 from dexter.planning.shapes import WORD_PIECES, EncoderShape, shape_from_config, shape_of
 from dexter.planning.sizes import Sizes, texts_per_step
 from dexter.training.parts import SPARSE_BELOW
@@ -79,6 +79,7 @@ def sizes_from_data(dataset: Dataset, config: Config, sample: Sample) -> Sizes:
         tokens_per_query=float(np.mean(sample.query_tokens.lengths)),
         tokens_per_label=float(np.mean(sample.label_tokens.lengths)),
         characters=characters(dataset),
+        characters_per_query=characters_per_query(dataset),
         text_bytes=text_bytes(dataset),
         pool_positives=pool_positives(dataset, config),
     )

@@ -33,6 +33,7 @@ class Sizes:
     """Tokens that are kept of a text, on average."""
     characters: int
     """Characters of the training queries and of the labels."""
+    characters_per_query: float
     text_bytes: int
     """Texts, identifiers and relevance of all splits, as Python holds them."""
     pool_positives: int
@@ -139,6 +140,7 @@ def sizes_from_counts(
         tokens_per_query=min(tokens_per_text, config.encoder.max_length_query),
         tokens_per_label=min(label_length, config.encoder.max_length_label),
         characters=characters,
+        characters_per_query=tokens_per_text * characters_per_token,
         text_bytes=characters
         + 2 * (_STRING_BYTES + 2 * _POINTER_BYTES) * (num_queries + num_labels)
         + relevance_bytes(num_pairs, num_queries),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dexter.config import Config
 from dexter.planning.sizes import Sizes, steps_per_epoch
-from dexter.planning.terms import FLOAT, Term, score_width
+from dexter.planning.terms import FLOAT, Term, keeps_memory, score_width
 
 KEPT_CHECKPOINTS = 2
 _RECORD_BYTES = 200
@@ -12,6 +12,8 @@ _STEPS_PER_RECORD = 10
 _LABEL_LINE_BYTES = 60
 """Quotes, names and the count beside a label's id and text."""
 _TOKENIZER_BYTES_PER_ROW = 25
+_KEPT_CHARACTERS = 300
+"""Of every training query's text, where the model keeps a memory of them."""
 
 
 def weights_bytes(sizes: Sizes, config: Config) -> int:
@@ -46,13 +48,24 @@ def model_bytes(sizes: Sizes, config: Config) -> int:
     return weights_bytes(sizes, config) + labels + texts + _TOKENIZER_BYTES_PER_ROW * sizes.encoder.table_rows
 
 
+def memory_bytes(sizes: Sizes, config: Config) -> int:
+    """Training queries kept with the model: vectors in half precision, labels, beginnings of texts."""
+    if not keeps_memory(sizes, config):
+        return 0
+    kept = min(_KEPT_CHARACTERS, round(sizes.characters_per_query))
+    return sizes.num_queries * (2 * sizes.encoder.dimension + kept + 24) + 4 * sizes.num_pairs
+
+
 def disk(sizes: Sizes, config: Config) -> list[Term]:
     """What the run folder holds in the end."""
     checkpoint, model = checkpoint_bytes(sizes, config), model_bytes(sizes, config)
     records = config.train.epochs * (steps_per_epoch(sizes, config) // _STEPS_PER_RECORD + 1)
     formula = f"{KEPT_CHECKPOINTS} kept x {checkpoint:,} (one more while it is written)"
-    return [
+    remembered = memory_bytes(sizes, config)
+    terms = [
         Term("checkpoints", KEPT_CHECKPOINTS * checkpoint, formula, "encoder.words, head.projection"),
         Term("model", model, "weights, label representations and texts", "encoder.dimension"),
+        Term("memory", remembered, f"{sizes.num_queries:,} training queries, kept with the model", "scoring.memory"),
         Term("metrics", _RECORD_BYTES * records, f"{records:,} records"),
     ]
+    return [term for term in terms if term.bytes]

@@ -2,7 +2,7 @@
 
 A term belongs to a phase. What is `always` there adds up, and what is there once something was `trained` (the moments);
 of what comes and goes, only the phase that needs most counts: the start, a step, the refresh of clusters and hard
-negatives, a validation. With an accelerator, texts and
+negatives, a validation, the tuning at the end. With an accelerator, texts and
 tokens stay in the process's own memory and everything else is on the device; without one, all is in one place.
 
 The constants were found by running with one thing changed at a time and reading the peak (bench/planner.py holds the
@@ -23,9 +23,10 @@ from dexter.config import Config
 from dexter.losses.settings import TILE_ELEMENTS, Streaming, choose_layout
 from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size, texts_per_step
 
-Phase = Literal["always", "trained", "start", "step", "refresh", "validation"]
-Place = Literal["process", "device"]
-PHASES: tuple[Phase, ...] = ("start", "step", "refresh", "validation")
+Phase = Literal["always", "trained", "start", "step", "refresh", "validation", "tuning"]
+Place = Literal["process", "first", "device"]
+"""The memory of every process, of the first one only, or of a device."""
+PHASES: tuple[Phase, ...] = ("start", "step", "refresh", "validation", "tuning")
 
 MIB = 2**20
 FLOAT = 4
@@ -77,9 +78,9 @@ class Memory:
     separate: bool
     """Whether the device has memory of its own."""
 
-    def peak(self, place: Place | None = None) -> float:
-        """Most bytes at any moment; in one place if told."""
-        chosen = [term for term in self.terms if place is None or term.place == place]
+    def peak(self, *places: Place) -> float:
+        """Most bytes at any moment; in some places if told."""
+        chosen = [term for term in self.terms if not places or term.place in places]
         return max(_total(chosen, phase) for phase in PHASES)
 
     @property
@@ -109,6 +110,7 @@ def memory(sizes: Sizes, config: Config, *, world_size: int = 1, separate: bool 
         _start(sizes, config, world_size),
         _refresh(sizes, config, world_size),
         _validation(sizes, config, world_size),
+        _tuning(sizes, config, world_size),
     )
     terms = tuple(term for part in parts for term in part if term.bytes > 0)
     if separate:
@@ -276,7 +278,32 @@ def _validation(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]
     if world_size > 1:
         whole = sizes.num_labels * searched
         formula = f"{sizes.num_labels:,} labels x {searched} x 4, on the first rank"
-        yield Term("published model", FLOAT * whole, formula, "head.projection", "validation", "process")
+        yield Term("published model", FLOAT * whole, formula, "head.projection", "validation", "first")
+
+
+def _tuning(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+    """The published model is read again, gets its memory of training queries, and is scored in some ways.
+
+    With several ranks this is done by the first, in its process: the labels of all may be too many for one device.
+    """
+    place: Place = "device" if world_size == 1 else "first"
+    encoder, width, labels = sizes.encoder, score_width(sizes, config), sizes.num_labels
+    weights = encoder.table_elements + encoder.weights + labels * encoder.dimension
+    weights += labels * width if config.head.classifier else 0
+    formula = f"{labels:,} labels, read again to be tuned"
+    yield Term("published model", FLOAT * weights, formula, "encoder.dimension", "tuning", place)
+    searched = width * (2 if config.head.classifier else 1)
+    formula = f"2 x {labels:,} labels x {searched} x 4"
+    yield Term("vectors to tune with", 2 * FLOAT * labels * searched, formula, "head.projection", "tuning", place)
+    if keeps_memory(sizes, config):
+        vectors = (FLOAT + FLOAT + 2) * sizes.num_queries * encoder.dimension
+        formula = f"{sizes.num_queries:,} queries x {encoder.dimension} x 10"
+        yield Term("memory of training queries", vectors, formula, "scoring.memory", "tuning", place)
+
+
+def keeps_memory(sizes: Sizes, config: Config) -> bool:
+    """Whether the published model keeps its training queries."""
+    return sizes.num_queries <= config.scoring.memory
 
 
 def _embedded_at_once(sizes: Sizes, config: Config) -> int:

@@ -370,7 +370,8 @@ class Trainer:
     def _tune(self) -> None:
         """Give the published model its memory, and choose on validation how it scores."""
         config, published = self.config, self.folder / "model"
-        model = Model.load(published, device=self.device)
+        # The labels of all ranks may be more than the device of one holds.
+        model = Model.load(published, device=self.device if self.world.size == 1 else "cpu")
         model = replace(model, memory=remember(model, self.train_split, config))
         if self.validation_split is not None:
             metric, maximum = config.validation.metric, config.scoring.tuning_queries
