@@ -2,10 +2,10 @@
 
     python bench/planner.py [--cases stackexchange4/dexter ...]
 
-Every case is a process of its own with one thread. It trains for a few steps, with the refresh, a validation and the
-checkpoints; the largest resident size that the system recorded until then is the memory. Then it plans, and goes on
-training: an epoch is put together from the steps before and after. Times are processor seconds, and prediction and
-run take turns, since the machine may not be quiet. Columns: predicted, measured, and their ratio.
+Every case is a process of its own with one thread. It trains for a few steps, with the refresh, a validation,
+checkpoints and the tuning at the end; the largest resident size that the system recorded until then is the memory. Then
+it plans between two more stretches of training, from whose steps an epoch is put together. Times are processor seconds,
+and prediction and run take turns, since the machine may not be quiet. Columns: predicted, measured, and their ratio.
 """
 
 from __future__ import annotations
@@ -90,10 +90,10 @@ def compare(data: Path, recipe: str, settings: list[str]) -> dict[str, dict[str,
         trainer = Trainer(open_run(out, dataset, recipe, overrides(settings), resume=False), dataset, out)
         watch = Stopwatch(trainer)
         watch.train(WARM_STEPS)
+        memory = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         refresh = watch.seconds["_refresh"]
         watch.forget()
         watch.train(STEPS)
-        memory = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         predicted = predict(dataset, recipe, settings)
         watch.train(STEPS)
         step = watch.seconds["_take_step"] / (2 * STEPS)

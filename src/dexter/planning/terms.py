@@ -32,7 +32,7 @@ MIB = 2**20
 FLOAT = 4
 _MOMENTS = 2
 """Adam keeps two numbers per weight."""
-_LIBRARIES = 240 * MIB
+_LIBRARIES = 265 * MIB
 """Python, NumPy, SciPy, torch and this package, imported."""
 _TRANSFORMERS = 30 * MIB
 """What importing transformers and building a model of it adds."""
@@ -54,6 +54,14 @@ _ACTIVATIONS_PER_LAYER = 14
 """Arrays of hidden size that a transformer layer keeps for its backward pass, beside two of its inner width."""
 _SEARCH_BUDGET = 256 * MIB
 _SEARCH_ROWS = 512
+_SECOND_TOKENIZER = 40 * MIB
+"""What the tokenizer of a model that is read adds."""
+_NEIGHBOURS = 200
+"""Training queries that may vote for a text's labels."""
+_DISTINCT_VOTES = 0.6
+"""Of the labels that neighbours have, those that are not another's too."""
+_VOTED_PAIRS = 2**16
+"""Pairs of a query and a voted label whose vectors are gathered at a time."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +299,8 @@ def _tuning(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     weights = encoder.table_elements + encoder.weights + labels * encoder.dimension
     weights += labels * width if config.head.classifier else 0
     formula = f"{labels:,} labels, read again to be tuned"
-    yield Term("published model", FLOAT * weights, formula, "encoder.dimension", "tuning", place)
+    needed = FLOAT * weights + _SECOND_TOKENIZER
+    yield Term("published model", needed, formula, "encoder.dimension", "tuning", place)
     searched = width * (2 if config.head.classifier else 1)
     formula = f"2 x {labels:,} labels x {searched} x 4"
     yield Term("vectors to tune with", 2 * FLOAT * labels * searched, formula, "head.projection", "tuning", place)
@@ -299,6 +308,17 @@ def _tuning(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
         vectors = (FLOAT + FLOAT + 2) * sizes.num_queries * encoder.dimension
         formula = f"{sizes.num_queries:,} queries x {encoder.dimension} x 10"
         yield Term("memory of training queries", vectors, formula, "scoring.memory", "tuning", place)
+        pairs = voted_pairs(sizes, config)
+        formula = f"2 x {pairs:,} pairs x {searched} x 4"
+        yield Term("votes of the memory", 2 * FLOAT * pairs * searched, formula, "scoring.memory", "tuning", place)
+
+
+def voted_pairs(sizes: Sizes, config: Config) -> int:
+    """Pairs of a validation query and a label that its neighbours vote for, as many as are scored at a time."""
+    tried = min(sizes.num_validation, config.scoring.tuning_queries)
+    neighbours = min(_NEIGHBOURS, sizes.num_queries)
+    voted = _DISTINCT_VOTES * neighbours * sizes.num_pairs / max(1, sizes.num_queries)
+    return min(_VOTED_PAIRS, round(tried * min(voted, sizes.num_labels)))
 
 
 def keeps_memory(sizes: Sizes, config: Config) -> bool:
