@@ -110,3 +110,20 @@ def test_a_threshold_needs_probabilities(client):
     answer = predict(client, "river", threshold=0.5, dial=0.123)
     assert answer.status_code == 422 and answer.json()["code"] == "threshold"
     assert predict(client, "river", threshold=0.0).status_code == 422
+
+
+@pytest.mark.parametrize("choice", [{}, {"dial": 0.5}])
+def test_each_label_can_be_explained(client, trained, world, choice):
+    text = world.test.texts[2]
+    found = predict(client, [text, "river"], k=3, explain=True, **choice).json()["results"]
+    assert [len(result["labels"]) for result in found] == [3, 3]
+    predictor = Predictor.load(trained, **choice)
+    for label in found[0]["labels"]:
+        expected = predictor.explain(text, label["id"])
+        assert sum(label["why"]["parts"].values()) == pytest.approx(label["score"], abs=1e-4)
+        assert label["why"]["band"] == expected.band and label["why"]["count"] == expected.count
+        assert [word["text"] for word in label["why"]["words"]] == text.split()
+        assert [near["id"] for near in label["why"]["neighbours"]] == [near.id for near in expected.neighbours]
+    assert predict(client, text).json()["results"][0]["labels"][0]["why"] is None
+    assert predict(client, [text] * 5, explain=True).status_code == 422
+    assert predict(client, text, k=21, explain=True).status_code == 422

@@ -51,7 +51,36 @@ class PredictRequest(Wire):
     dial: float | None = Field(
         default=None, ge=0.0, le=1.0, description="Weight of label frequency, 0: rare labels up; as tuned if left out."
     )
+    explain: bool = Field(default=False, description="Say why each label: for up to 4 texts and 20 labels of each.")
     model: RunName = None
+
+
+class WordWeight(BaseModel):
+    """A word of the text, where it stands, and what the score loses without it."""
+
+    text: str
+    start: int
+    end: int
+    weight: float
+
+
+class NearText(BaseModel):
+    """A training text near the text; only its beginning is known."""
+
+    id: str
+    text: str
+    similarity: float
+    labels: list[str]
+
+
+class Why(BaseModel):
+    """Why a text got a label."""
+
+    parts: dict[str, float] = Field(description="What adds up to the score.")
+    words: list[WordWeight]
+    neighbours: list[NearText] = Field(description="Training texts that have the label, where the run keeps them.")
+    count: int = Field(description="Training texts of the label.")
+    band: str = Field(description="How frequent the label is: head, torso, tail or unseen.")
 
 
 class RankedLabel(BaseModel):
@@ -64,6 +93,7 @@ class RankedLabel(BaseModel):
         default=None, description="How likely it is right; null where labels are not ranked as the run was tuned."
     )
     rank: int
+    why: Why | None = Field(default=None, description="With `explain`; null where the label was removed meanwhile.")
 
 
 class LabelledText(BaseModel):

@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
+from dexter.explain import Explanation
 from dexter.live.edits import EditResult, LabelEdit
 from dexter.predictor import Prediction, Predictor
 from dexter.serving.batching import Batcher, Limits
@@ -55,6 +56,8 @@ class Answer(NamedTuple):
 
     version: int
     labels: list[Prediction]
+    predictor: Predictor
+    """Who found them."""
 
 
 class Seen(NamedTuple, Generic[T]):
@@ -109,6 +112,7 @@ class Run:
         self._max_variants = settings.max_variants
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}")
         self._editor = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}-labels")
+        self._explainer = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}-why")
         limits = Limits(
             max_texts=settings.batch_texts,
             max_characters=settings.batch_characters,
@@ -152,6 +156,15 @@ class Run:
         question = Question(k, threshold, variant or Variant())
         return await self._predicting.submit(question, texts, gone=gone)
 
+    async def explain(self, text: str, answer: Answer) -> list[Explanation] | None:
+        """Why a text got its labels; None where one of them was removed meanwhile. Predictions of others go on."""
+        ids = [label.id for label in answer.labels]
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._explainer, answer.predictor.explain_labels, text, ids)
+        except UsageError:
+            return None
+
     async def embed(self, texts: Sequence[str], *, side: Side = "query", gone: Gone | None = None) -> list[Embedded]:
         """The vector of each text."""
         return await self._embedding.submit(side, texts, gone=gone)
@@ -170,8 +183,8 @@ class Run:
 
     def close(self) -> None:
         """End the threads once they have done what they were given."""
-        self._worker.shutdown(wait=True)
-        self._editor.shutdown(wait=True)
+        for thread in (self._worker, self._editor, self._explainer):
+            thread.shutdown(wait=True, cancel_futures=True)
 
     def _edit(self, edit: LabelEdit, expected: int | None) -> EditResult:
         if expected is not None and expected != self.predictor.version:
@@ -179,12 +192,12 @@ class Run:
         return self.predictor.edit_labels(edit)
 
     def _predict(self, question: Question, texts: list[str]) -> list[Answer]:
-        def ask(base: Predictor) -> list[list[Prediction]]:
+        def ask(base: Predictor) -> tuple[Predictor, list[list[Prediction]]]:
             predictor = self._predictor(base, question.variant.resolved(base))
-            return predictor.predict(texts, question.k, threshold=question.threshold)
+            return predictor, predictor.predict(texts, question.k, threshold=question.threshold)
 
-        found = _seen(self.predictor, ask)
-        return [Answer(found.version, labels) for labels in found.answer]
+        version, (predictor, found) = _seen(self.predictor, ask)
+        return [Answer(version, labels, predictor) for labels in found]
 
     def _predictor(self, base: Predictor, variant: Variant) -> Predictor:
         """The predictor of a variant: it shares the model, and has label vectors of its own."""
