@@ -28,7 +28,7 @@ from torch.nn import functional
 from dexter.errors import ModelError, UsageError
 from dexter.index.base import BackendName, Stamp
 from dexter.index.folder import write_index
-from dexter.index.keys import NO_KEY, columns_of, kth_largest, largest, make_keys, scores_of
+from dexter.index.keys import NO_KEY, columns_of, kth_largest, largest, make_keys, scores_of, true_places
 from dexter.ranking import TopK
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ GROUP = 32
 """Columns whose maximum is taken together: the shortest run that vectorises well."""
 ROWS = 512
 """Queries in a tile: enough for the matrix product to run near its peak."""
-COLUMNS = 16_384
+COLUMNS = 8_192
 """Labels in a tile: few enough that its scores are still in the last cache when the group maxima are taken, many enough
 that threads seldom wait for each other."""
 KEYS = 2**21
@@ -190,11 +190,16 @@ def _select(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, 
 
 def _best_above(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, first_column: int) -> Tensor:
     """Keys of the k best columns of some rows, among those that reach the row's floor."""
-    rows_P, groups_P = (maxima_BG >= floors_B1).nonzero(as_tuple=True)
-    looked_at_PG = scores_BC.view(-1, GROUP).index_select(0, rows_P * maxima_BG.shape[1] + groups_P)
-    pairs, members = (looked_at_PG >= floors_B1[rows_P]).nonzero(as_tuple=True)
-    keys = make_keys(looked_at_PG[pairs, members], first_column + groups_P[pairs] * GROUP + members)
-    return largest(_as_rows(keys, torch.bincount(rows_P[pairs], minlength=len(scores_BC))), k)
+    num_rows, num_groups = maxima_BG.shape
+    places_P = true_places(maxima_BG >= floors_B1)
+    rows_P = places_P.div(num_groups, rounding_mode="floor")
+    looked_at_PG = scores_BC.view(-1, GROUP).index_select(0, places_P)
+    reached = true_places(looked_at_PG >= floors_B1.index_select(0, rows_P))
+    pairs = reached.div(GROUP, rounding_mode="floor")
+    rows, groups = rows_P.index_select(0, pairs), places_P.index_select(0, pairs)
+    columns = (groups - rows * num_groups - pairs).mul_(GROUP).add_(reached).add_(first_column)
+    keys = make_keys(looked_at_PG.view(-1).index_select(0, reached), columns)
+    return largest(_as_rows(keys, torch.bincount(rows, minlength=num_rows)), k)
 
 
 def _as_rows(keys: Tensor, counts_B: Tensor) -> Tensor:

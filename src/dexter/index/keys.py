@@ -5,6 +5,7 @@ The score is in the upper half of an int64 in an order-preserving form, the comp
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,3 +58,11 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
     array = values.numpy().copy()
     array.partition(array.shape[1] - k, axis=1)
     return torch.from_numpy(array[:, -k, None].copy())
+
+
+def true_places(mask: Tensor) -> Tensor:
+    """Where a mask is true, counted through its rows."""
+    if mask.device.type != "cpu":
+        return mask.view(-1).nonzero().squeeze(1)
+    # Twice to three times as fast as torch on a CPU.
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
