@@ -64,12 +64,12 @@ def test_probabilities_hold_on_fresh_queries_and_by_band():
         assert abs(chances[members].mean() - hits[members].mean()) < 0.02
 
 
-def test_a_band_with_few_examples_uses_the_map_of_all():
+def test_a_band_with_few_examples_uses_the_map_of_all_and_rarer_labels_that_of_the_rarest():
     found, relevance, counts, *_ = draw(0)
-    calibration = calibrate(found, relevance, np.where(np.arange(len(counts)) == 0, 20, 500))
-    assert set(calibration.maps) <= {"all", "head", "torso"}
-    unseen = calibration.probabilities(found, np.zeros(len(counts), dtype=np.int64))
-    np.testing.assert_allclose(unseen, calibration.maps["all"](lead(found.scores)), atol=1e-6)
+    leads, none = lead(found.scores), np.zeros(len(counts), dtype=np.int64)
+    calibration = calibrate(found, relevance, counts)
+    np.testing.assert_allclose(calibration.probabilities(found, none), calibration.maps["tail"](leads), atol=1e-6)
+    np.testing.assert_allclose(calibration.probabilities(found, none + 50), calibration.maps["all"](leads), atol=1e-6)
 
 
 def test_too_little_to_learn_from_is_nothing():

@@ -207,12 +207,13 @@ def _borrow(meanings_LD: Tensor, rows_LC: Tensor, seen_L: Tensor, num_neighbours
     if bool(seen_L.all()) or not bool(seen_L.any()):
         return None
     found = search(meanings_LD[~seen_L], meanings_LD[seen_L], min(num_neighbours, int(seen_L.sum())))
-    nearest_UK = torch.from_numpy(found.ids).to(meanings_LD.device)
-    rows_SC = rows_LC[seen_L]
+    # Of the seen labels' rows only those that somebody borrows are copied.
+    used_S, places_UK = torch.from_numpy(found.ids).to(meanings_LD.device).unique(return_inverse=True)
+    rows_SC = rows_LC[seen_L.nonzero().squeeze(1)[used_S]]
     lengths_S1 = torch.linalg.vector_norm(rows_SC, dim=1, keepdim=True)
     directions_SC = functional.normalize(rows_SC, dim=1)
     return _Borrowed(
-        *(functional.embedding_bag(nearest_UK, values, mode="mean") for values in (directions_SC, lengths_S1))
+        *(functional.embedding_bag(places_UK, values, mode="mean") for values in (directions_SC, lengths_S1))
     )
 
 

@@ -5,7 +5,8 @@ queries differ in their level, which says little about any label; without it the
 better at telling right from wrong. Within a query a lead orders labels as the score does.
 
 The map is isotonic regression, smoothed so that no stretch claims certainty, and read off by interpolation. A band with
-few examples uses the map of all labels. Shapes: N queries, K places.
+few examples uses the map of all labels; one that is rarer than every band with a map uses that of the rarest of them.
+Shapes: N queries, K places.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
@@ -52,6 +52,9 @@ class MonotoneMap:
     @classmethod
     def fit(cls, leads: NDArray[np.floating], relevant: NDArray[np.bool_]) -> MonotoneMap:
         """Isotonic regression, each of its steps pulled a little towards one half: by half a hit and half a miss."""
+        # Only fitting needs it, and it takes a quarter of a second to import.
+        from scipy.optimize import isotonic_regression
+
         order = np.argsort(leads, kind="stable")
         leads, hits = leads[order].astype(np.float64), relevant[order].astype(np.float64)
         starts = isotonic_regression(hits).blocks[:-1]
@@ -132,7 +135,13 @@ class Calibration:
         return cls(maps=maps, operating=tuple(Operating(**point) for point in values["operating"]))
 
     def _map(self, band: str) -> MonotoneMap:
-        return self.maps.get(band, self.maps[_POOLED])
+        """The map of a band; for labels that are rarer than any with a map the rarest, else that of all labels."""
+        if band in self.maps:
+            return self.maps[band]
+        names = list(BANDS)
+        rarest = next((name for name in reversed(names) if name in self.maps), _POOLED)
+        is_rarer = rarest != _POOLED and names.index(band) > names.index(rarest)
+        return self.maps[rarest if is_rarer else _POOLED]
 
 
 def lead(scores_NK: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -173,7 +173,7 @@ class Memory:
                 f"{path}: not the memory of this model ({error}): restore the folder from a copy"
             ) from None
         fits = vectors.shape == (len(uids), dimension) and len(uids) == len(texts) > 0
-        if not (fits and torch.isfinite(vectors).all()):
+        if not (fits and torch.isfinite(vectors.sum(dtype=torch.float32))):
             raise ModelError(f"{path}: not the memory of this model: restore the folder from a copy")
         return cls(vectors_MD=vectors.to(device).float(), relevance=relevance, uids=uids, texts=texts)
 
