@@ -208,8 +208,9 @@ def _borrow(meanings_LD: Tensor, rows_LC: Tensor, seen_L: Tensor, num_neighbours
         return None
     found = search(meanings_LD[~seen_L], meanings_LD[seen_L], min(num_neighbours, int(seen_L.sum())))
     # Of the seen labels' rows only those that somebody borrows are copied.
-    used_S, places_UK = torch.from_numpy(found.ids).to(meanings_LD.device).unique(return_inverse=True)
-    rows_SC = rows_LC[seen_L.nonzero().squeeze(1)[used_S]]
+    used_S, places_UK = (torch.from_numpy(each) for each in np.unique(found.ids, return_inverse=True))
+    rows_SC = rows_LC[seen_L.nonzero().squeeze(1)[used_S.to(seen_L.device)]]
+    places_UK = places_UK.view(found.ids.shape).to(seen_L.device)
     lengths_S1 = torch.linalg.vector_norm(rows_SC, dim=1, keepdim=True)
     directions_SC = functional.normalize(rows_SC, dim=1)
     return _Borrowed(
