@@ -14,7 +14,9 @@ from dexter.evaluation.misses import Miss, find_misses, read_misses, write_misse
 from dexter.evaluation.runs import evaluate_run
 from dexter.serving.page.curves import make_charts, read_records, thin
 from dexter.serving.page.label_map import map_labels, principal_axes
+from dexter.serving.page.rendering import duration
 from dexter.serving.page.results import missed_texts, read_tables
+from dexter.serving.page.training import Training
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +45,17 @@ def test_every_page_is_there_and_has_no_inline_code(site):
 def test_labels_are_found_by_text_and_band(site, world):
     page = site.get("/labels", params={"q": "river"}).text
     expected = [text for text in world.label_texts if "river" in text]
-    found = re.findall(r'<a class="name" href="[^"]+">(.*?)</a>', page)
+    found = re.findall(r'<a class="name"[^>]* data-key="label [^>]*>(.*?)</a>', page)
     assert sorted(found) == sorted(expected)
     assert "0 labels" in site.get("/labels", params={"band": "head"}).text
     assert site.get("/labels", params={"band": "<b>"}).status_code == 422
+
+
+def test_a_problem_of_a_page_is_a_page(site):
+    for path in ("/labels?label=<b>nobody</b>", "/labels?start=-1", "/map?model=nobody", "/labels?band=<i>"):
+        answer = site.get(path)
+        assert answer.status_code in (404, 422) and answer.headers["content-type"].startswith("text/html")
+        assert 'role="alert"' in answer.text and "nobody" not in answer.text and "<i>" not in answer.text
 
 
 def test_bands_have_their_figures(site, evaluated):
@@ -84,14 +93,19 @@ def test_the_map_lies_along_the_largest_variance():
 def test_a_map_is_bounded_and_repeats(trained):
     model = Predictor.load(trained).model
     sampled = map_labels(model, most=10)
-    assert len(sampled.points) == 10 and sampled.total == 37
-    assert sampled == map_labels(model, most=10)
-    assert all(0 <= place <= 1 for point in sampled.points for place in (point.x, point.y))
+    assert len(sampled.points()) == 10 and sampled.total == 37
+    assert sampled.points() == map_labels(model, most=10).points()
+    assert all(0 <= place <= 1 for point in sampled.points() for place in (point.x, point.y))
+    left_out = next(row for row in range(37) if row not in sampled.drawn)
+    found = sampled.points([left_out, sampled.drawn[0]])
+    assert len(found) == 11 and [point.id for point in found if point.found] == [point.id for point in found[-2:]]
 
 
 def test_the_map_shows_every_label(site, world):
     page = site.get("/map").text
     assert page.count("<circle") == world.num_labels and f"<title>{world.label_texts[0]}</title>" in page
+    expected = sum("river" in text for text in world.label_texts)
+    assert site.get("/map", params={"q": "river"}).text.count(" hit") == expected > 0
 
 
 def test_curves_of_a_run_that_is_going_and_of_one_that_ended(connect, trained, tmp_path):
@@ -104,7 +118,13 @@ def test_curves_of_a_run_that_is_going_and_of_one_that_ended(connect, trained, t
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 98_765, "kind": "train", "epoch": 9.0, "loss": 0.5}) + '\n{"step": 98')
     page = client.get("/training").text
-    assert "step 98,765" in page and "data-live-run" in page
+    assert "step 98,765" in page and "data-live-run" in page and "of 5" in page
+
+
+def test_time_left_follows_from_the_share_that_is_done():
+    assert Training(epoch=1.0, epochs=4.0, seconds=60.0).seconds_left == pytest.approx(180.0)
+    assert Training(epoch=0.0, epochs=4.0, seconds=1.0).seconds_left is None and Training().share == 0.0
+    assert [duration(seconds) for seconds in (5.4, 61.0, 7_260.0)] == ["5 s", "1 min 1 s", "2 h 1 min"]
 
 
 def test_curves_skip_what_is_not_a_number(tmp_path):

@@ -6,11 +6,11 @@ import re
 import pytest
 
 from dexter import Predictor
-from dexter.explain import Word
 from dexter.serving.page.comparing import side_by_side
 from dexter.serving.page.proposing import PLACES, free_id, propose
-from dexter.serving.page.why import highlight
-from dexter.serving.protocol import RankedLabel
+from dexter.serving.page.rendering import breakable
+from dexter.serving.page.why import add_up, highlight
+from dexter.serving.protocol import RankedLabel, WordWeight
 from tests.serving.conftest import BASE
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -22,6 +22,12 @@ def shown_names(page):
 
 def found_part(page):
     return page.partition('id="found"')[2].partition("</ol>")[0]
+
+
+def part_values(page):
+    """The parts of a score by title, as the page shows them."""
+    rows = re.findall(r'<th scope="row">([^<]+)</th>.*?<td>([-+\d.]+)</td></tr>', page.partition('class="parts"')[2])
+    return {title: float(value) for title, value in rows}
 
 
 def test_an_empty_page_has_a_form_and_examples(client, world):
@@ -40,7 +46,7 @@ def test_labels_of_a_text_without_scripts(client, world, method):
     expected = client.post("/v1/predict", json={"inputs": text, "k": 10}).json()["results"][0]["labels"]
     assert shown_names(page) == [label["text"] for label in expected]
     assert html.escape(text) in page
-    widths = [float(width) for width in re.findall(r'class="fill" width="([\d.]+)%"', found_part(page))]
+    widths = [float(width) for width in re.findall(r'class="fill" x="0.0%" width="([\d.]+)%"', found_part(page))]
     assert 0 < widths[0] <= 100 and widths == sorted(widths, reverse=True)
 
 
@@ -50,16 +56,61 @@ def test_why_opens_under_its_label(client, world):
     page = client.post("/", data={"text": text, "why": label["id"]}).text
     assert page.count('aria-expanded="true"') == 1
     why = page.partition('data-testid="why"')[2]
-    assert label["id"] in why and "Training texts" in why
-    assert f"<b>{label['score']:.3f}</b>" in why and '<mark class="for4">' in why
+    assert label["id"] in why and "Training texts" in why and '<mark class="for4">' in why
+    assert "nearest first" in why and '"why"' not in html.unescape(page.partition('id="json"')[2])
+
+
+RANKINGS = [{}, {"dial": 0.35}, {"memory": True}, {"memory": False, "dial": 1.0}, {"memory": True, "dial": 0.0}]
+
+
+@pytest.mark.parametrize("ranking", RANKINGS, ids=str)
+def test_the_parts_add_up_to_the_score_that_is_shown(client, world, ranking):
+    text = world.test.texts[3]
+    found = client.post("/v1/predict", json={"inputs": text, "k": 10, **ranking}).json()["results"][0]["labels"]
+    fields = {name: value if name == "dial" else "on" if value else "off" for name, value in ranking.items()}
+    page = client.post("/", data={"text": text, "why": found[2]["id"], **fields}).text
+    assert shown_names(page) == [label["text"] for label in found]
+    parts = part_values(page)
+    score = parts.pop("Score")
+    assert score == pytest.approx(found[2]["score"], abs=6e-4)
+    assert sum(parts.values()) == pytest.approx(score, abs=1e-3 * len(parts))
+    assert ("Memory" in parts) == ranking.get("memory", uses_memory(client))
+
+
+def uses_memory(client):
+    return client.app.state.service.runs.default.predictor.uses_memory
+
+
+def test_parts_are_steps_that_lead_to_the_score():
+    steps = add_up({"encoder": 0.5, "encoder prior": -0.1, "classifier": 0.5, "classifier prior": -0.3, "memory": 0.25})
+    assert [step.title for step in steps] == ["Dual encoder", "Classifier", "Memory", "Label frequency", "Score"]
+    assert [step.value for step in steps] == pytest.approx([0.5, 0.5, 0.25, -0.4, 0.85])
+    assert [step.start for step in steps] == pytest.approx([0, 0.4, 0.8, 0.68, 0])
+    assert [step.width for step in steps] == pytest.approx([0.4, 0.4, 0.2, 0.32, 0.68])
+    below = add_up({"encoder": -0.5, "another": 0.25})
+    assert [(step.title, step.start, step.width) for step in below] == [
+        ("Dual encoder", 0.0, 1.0),
+        ("another", 0.0, 0.5),
+        ("Score", 0.5, 0.5),
+    ]
+    assert [step.value for step in add_up({})] == [0.0]
 
 
 def test_a_text_is_cut_at_its_words():
-    words = [Word("one", 1, 4, 0.5), Word("two", 5, 8, -0.25), Word("three", 9, 14, 0.01)]
+    words = [
+        WordWeight(text=text, start=start, end=start + len(text), weight=weight)
+        for text, start, weight in [("one", 1, 0.5), ("two", 5, -0.25), ("three", 9, 0.01)]
+    ]
     pieces = highlight("(one two three)", words)
     assert "".join(piece.text for piece in pieces) == "(one two three)"
     assert [piece.level for piece in pieces if piece.text.isalpha()] == [4, -2, 0]
-    assert highlight("", []) == [] and [piece.level for piece in highlight("x", [Word("x", 0, 1, 0.0)])] == [0]
+    nothing = WordWeight(text="x", start=0, end=1, weight=0.0)
+    assert highlight("", []) == [] and [piece.level for piece in highlight("x", [nothing])] == [0]
+
+
+def test_long_words_may_break_and_are_escaped():
+    assert breakable("scipy.cluster.hierarchy: <b>") == "scipy.<wbr>cluster.<wbr>hierarchy: &lt;b&gt;"
+    assert breakable("a.b <i>") == "a.b &lt;i&gt;"
 
 
 def test_a_proposed_label_ranks_where_it_will_when_added(client, world):
@@ -75,6 +126,17 @@ def test_a_proposed_label_ranks_where_it_will_when_added(client, world):
         for label in client.post("/v1/predict", json={"inputs": text, "k": 100}).json()["results"][0]["labels"]
     ]
     assert names.index(free_id(text, ())) == rank - 1
+
+
+def test_a_proposed_label_ranks_where_it_will_in_the_ranking_that_is_shown(client, world):
+    text, label = world.test.texts[1], " ".join(world.test.texts[1].split()[:3])
+    ranking = {"memory": "off" if uses_memory(client) else "on", "dial": "0.00"}
+    page = client.post("/", data={"text": text, "label": label, **ranking}).text
+    rank = int(re.search(r'class="big">#(\d+)', page).group(1))
+    client.post("/", data={"text": text, "label": label, "action": "add"})
+    asked = {"inputs": text, "k": 100, "dial": 0.0, "memory": ranking["memory"] == "on"}
+    found = client.post("/v1/predict", json=asked).json()["results"][0]["labels"]
+    assert [each["id"] for each in found].index(free_id(label, ())) == rank - 1
 
 
 def test_a_link_adds_nothing(client):
@@ -111,6 +173,15 @@ def test_the_dial_is_turned_and_what_is_tuned_is_left_alone(client, world):
     assert client.post("/", data={"text": text, "dial": "nan"}).status_code == 200
 
 
+def test_back_to_tuned_forgets_every_choice(client, world):
+    away = {"text": world.test.texts[0], "dial": "0.00", "memory": "on"}
+    page = client.post("/", data=away).text
+    assert 'name="reset"' in page and "probabilities are known for the tuned ranking only" in page
+    back = client.post("/", data={**away, "reset": "on"}).text
+    assert 'name="reset"' not in back
+    assert shown_names(back) == shown_names(client.post("/", data={"text": away["text"]}).text)
+
+
 def test_bars_are_probabilities_where_they_are_known(client, world):
     text = world.test.texts[0]
     [best, *_] = client.post("/v1/predict", json={"inputs": text}).json()["results"][0]["labels"]
@@ -122,8 +193,10 @@ def test_bars_are_probabilities_where_they_are_known(client, world):
 
 def test_memory_is_chosen_and_compared(client, world):
     text = world.test.texts[0]
-    page = client.post("/", data={"text": text, "memory": "on", "compare": "on"}).text
-    assert '"memory": true' in html.unescape(page) and "without memory" in page
+    page = client.post("/", data={"text": text, "memory": "off" if uses_memory(client) else "on", "compare": "on"}).text
+    votes = not uses_memory(client)
+    assert f'"memory": {str(votes).lower()}' in html.unescape(page)
+    assert ("without memory" if votes else "with memory") in page
 
 
 def test_the_command_asks_the_same(client, world):

@@ -1,8 +1,9 @@
 """The page: what a person sees. Server-rendered; the content security policy allows our own files only.
 
 rendering.py   templates
+telling.py     problems, as pages
 trying.py      / : labels of a text, why, heads side by side, a new label; asked.py reads its form
-comparing, proposing, sharing, why, examples: the parts of it that know no HTTP
+shown, why, comparing, proposing, sharing, examples: the parts of it that know no HTTP
 exploring.py   /labels, with results.py: what evaluations have left in a run folder
 training.py    /training, with curves.py
 mapping.py     /map, with label_map.py

@@ -11,6 +11,8 @@ from fastapi import Request
 from dexter.serving.problems import Problem
 
 _MAX_FIELDS = 32
+_TUNED = ("head", "dial", "memory")
+"""What "reset" leaves to the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,8 @@ class Asked:
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Asked:
         """Read the fields; others are passed over."""
+        if fields.get("reset"):
+            fields = {name: value for name, value in fields.items() if name not in _TUNED}
         return cls(
             text=fields.get("text", ""),
             model=fields.get("model") or None,

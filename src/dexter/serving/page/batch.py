@@ -6,12 +6,13 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from dexter.serving.page.rendering import Renderer
+from dexter.serving.page.telling import page_router
 from dexter.serving.service import Service
 
 
 def batch_routes(service: Service, render: Renderer) -> APIRouter:
     """GET /batch."""
-    router = APIRouter(include_in_schema=False)
+    router = page_router(render)
 
     @router.get("/batch")
     async def batch(model: str | None = None) -> Response:

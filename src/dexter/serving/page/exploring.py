@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from dexter.live.catalog import LabelEntry
 from dexter.live.similar import SimilarLabel
 from dexter.model import Labels
 from dexter.predictor import Predictor
-from dexter.ranking import BANDS
-from dexter.serving.page.rendering import Renderer, band_of
+from dexter.ranking import BANDS, band_of
+from dexter.serving.page.rendering import Renderer
 from dexter.serving.page.results import missed_texts, read_tables
+from dexter.serving.page.telling import page_router
 from dexter.serving.problems import Problem
 from dexter.serving.runs import Run
 from dexter.serving.service import Service
@@ -50,7 +52,7 @@ class Detail:
 
 def exploring_routes(service: Service, render: Renderer) -> APIRouter:
     """GET /labels."""
-    router = APIRouter(include_in_schema=False)
+    router = page_router(render)
 
     @router.get("/labels")
     async def labels(
@@ -79,6 +81,7 @@ def exploring_routes(service: Service, render: Renderer) -> APIRouter:
             listing=listing,
             detail=detail,
             tables=tables,
+            ranges={name: _range(*ends) for name, ends in BANDS.items()},
         )
 
     return router
@@ -108,6 +111,11 @@ def _about(predictor: Predictor, label_id: str) -> tuple[LabelEntry, list[Simila
     near = predictor.similar_labels(text, _SIMILAR + 1) if len(labels.ids) > 1 else []
     similar = [label for label in near if label.id != label_id][:_SIMILAR]
     return LabelEntry(label_id, text, int(labels.counts[row])), similar
+
+
+def _range(least: float, most: float) -> str:
+    """The counts of a band, in words."""
+    return f"{least:.0f} or more" if math.isinf(most) else f"{least:.0f}–{most:.0f}" if least < most else f"{most:.0f}"
 
 
 def _names(labels: Labels, wanted: set[str]) -> dict[str, str]:

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.model import Model
-from dexter.serving.page.rendering import band_of
+from dexter.model import Labels, Model
+from dexter.ranking import band_of
 
-MOST_POINTS = 2_500
+MOST_POINTS = 3_000
 _FITTED = 20_000
 """The directions are found from so many labels at most: more would not turn them."""
 _ON_TOP = ("tail", "torso", "head", "unseen")
@@ -31,33 +31,47 @@ class Point:
     band: str
     x: float
     y: float
+    found: bool = False
+    """Whether it was looked for."""
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """The points that are drawn, how many labels there are, and how much of their differences the plane shows."""
+    """Where every label lies, which are drawn, and how much of their differences the plane shows."""
 
-    points: Sequence[Point]
-    total: int
+    labels: Labels
+    places_L2: NDArray[np.float32]
+    drawn: Sequence[int]
     explained: float
+
+    @property
+    def total(self) -> int:
+        """How many labels there are."""
+        return len(self.labels.ids)
+
+    def points(self, found: Sequence[int] = ()) -> list[Point]:
+        """The labels that are drawn, and those that were found too."""
+        hits = set(found)
+        points = [self._point(row, row in hits) for row in sorted({*self.drawn, *hits})]
+        # What is drawn last lies on top: the rarest band, which has most labels, would hide the others.
+        return sorted(points, key=lambda point: (point.found, _ON_TOP.index(point.band)))
+
+    def _point(self, row: int, found: bool) -> Point:
+        x, y = self.places_L2[row].tolist()
+        labels = self.labels
+        return Point(labels.ids[row], labels.texts[row], band_of(int(labels.counts[row])), x, y, found)
 
 
 def map_labels(model: Model, *, most: int = MOST_POINTS, seed: int = 0) -> LabelMap:
-    """Lay out the labels, or a sample where there are many; the same labels give the same map."""
+    """Lay out the labels, and choose a sample to draw where there are many; the same labels give the same map."""
     generator = np.random.default_rng(seed)
     total = len(model.labels.ids)
     drawn = _sample(total, most, generator)
     fitted = _sample(total, _FITTED, generator)
     vectors_LD = torch.nn.functional.normalize(model.meanings(), dim=1)
     mean_D, axes_D2, explained = principal_axes(vectors_LD[torch.from_numpy(fitted)])
-    places_N2 = ((vectors_LD[torch.from_numpy(drawn)] - mean_D) @ axes_D2).cpu().numpy()
-    labels = model.labels
-    points = [
-        Point(str(labels.ids[row]), str(labels.texts[row]), band_of(int(labels.counts[row])), float(x), float(y))
-        for row, (x, y) in zip(drawn, _into_unit_square(places_N2), strict=True)
-    ]
-    # What is drawn last lies on top: the rarest band, which has most labels, would hide the others.
-    return LabelMap(sorted(points, key=lambda point: _ON_TOP.index(point.band)), total, explained)
+    places_L2 = ((vectors_LD - mean_D) @ axes_D2).cpu().numpy()
+    return LabelMap(model.labels, _into_unit_square(places_L2), drawn.tolist(), explained)
 
 
 def principal_axes(vectors_ND: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -80,7 +94,7 @@ def _sample(total: int, most: int, generator: np.random.Generator) -> NDArray[np
     return np.sort(generator.choice(total, size=most, replace=False)).astype(np.int64)
 
 
-def _into_unit_square(places_N2: NDArray[np.floating]) -> NDArray[np.floating]:
+def _into_unit_square(places_N2: NDArray[np.float32]) -> NDArray[np.float32]:
     low, high = places_N2.min(axis=0), places_N2.max(axis=0)
-    scaled: NDArray[np.floating] = (places_N2 - low) / np.maximum(high - low, 1e-12)
+    scaled: NDArray[np.float32] = (places_N2 - low) / np.maximum(high - low, 1e-12)
     return scaled

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from dexter.live.catalog import search_labels
 from dexter.serving.page.label_map import LabelMap, map_labels
 from dexter.serving.page.rendering import Renderer
+from dexter.serving.page.telling import page_router
 from dexter.serving.runs import Seen
 from dexter.serving.service import Service
+
+_MOST_FOUND = 200
 
 
 def mapping_routes(service: Service, render: Renderer) -> APIRouter:
     """GET /map."""
-    router = APIRouter(include_in_schema=False)
+    router = page_router(render)
     known: dict[str, tuple[str | None, Seen[LabelMap]]] = {}
 
     @router.get("/map")
-    async def label_map(model: str | None = None) -> Response:
-        """The labels as points; laid out once for each version of the labels."""
+    async def label_map(q: Annotated[str, Query(max_length=1_000)] = "", model: str | None = None) -> Response:
+        """The labels as points; laid out once for each version of the labels. Those that are looked for are drawn."""
         run = service.run(model)
         if not run.is_ready:
             return render.waiting(run)
@@ -27,6 +34,14 @@ def mapping_routes(service: Service, render: Renderer) -> APIRouter:
         if seen is None or (fingerprint, seen.version) != (current.fingerprint, current.version):
             seen = await run.look(lambda predictor: map_labels(predictor.model))
             known[run.name] = current.fingerprint, seen
-        return render("map", model=run.name, map=seen.answer)
+        laid_out = seen.answer
+        found = await run_in_threadpool(_find, laid_out, q) if q.strip() else []
+        return render("map", model=run.name, map=laid_out, points=laid_out.points(found), found=found, q=q)
 
     return router
+
+
+def _find(laid_out: LabelMap, query: str) -> list[int]:
+    """The first labels that hold the query, as rows."""
+    found = search_labels(laid_out.labels, query, limit=_MOST_FOUND).labels
+    return laid_out.labels.rows([label.id for label in found])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from dexter import __version__
-from dexter.ranking import BANDS
+from dexter.ranking import BANDS, band_of
 from dexter.serving.runs import Run
 from dexter.serving.service import Service
 
 HERE = Path(__file__).parent
 _EXCERPT = 240
+_LONG_WORD = re.compile(r"\S{18}")
+_BREAKS = re.compile(r"(?<=\w[._/:-])(?=\w)")
 PAGES = [
     ("try", "./", "Try it"),
     ("labels", "labels", "Labels"),
@@ -37,7 +41,9 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters.update(excerpt=excerpt, figure=figure, move=move, percent=percent)
+        self._templates.filters.update(
+            breakable=breakable, duration=duration, excerpt=excerpt, figure=figure, move=move, percent=percent
+        )
         self._templates.globals.update(pages=PAGES, bands=list(BANDS), band_of=band_of, app_version=__version__)
 
     def __call__(self, name: str, *, status: int = 200, model: str | None = None, **values: Any) -> HTMLResponse:
@@ -51,15 +57,15 @@ class Renderer:
         return self("waiting", status=503, model=run.name)
 
 
-def band_of(count: int) -> str:
-    """The frequency band of a label with so many training queries."""
-    return next(name for name, (least, most) in BANDS.items() if least <= count <= most)
-
-
 def excerpt(text: str, length: int = _EXCERPT) -> str:
     """The beginning of a text on one line."""
     flat = " ".join(text[: 4 * length].split())
     return flat if len(flat) <= length else flat[: length - 1].rstrip() + "…"
+
+
+def breakable(text: str) -> Markup:
+    """A text whose long words, such as dotted names, may break after their punctuation."""
+    return Markup("<wbr>").join(_BREAKS.split(text)) if _LONG_WORD.search(text) else escape(text)
 
 
 def figure(value: float | None) -> str:
@@ -67,6 +73,13 @@ def figure(value: float | None) -> str:
     if value is None or value != value:
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """A time span in its two largest units."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def percent(share: float) -> str:

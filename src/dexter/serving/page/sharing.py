@@ -17,6 +17,7 @@ def as_curl(base_url: str, request: PredictRequest) -> str:
 
 
 def as_json(response: PredictResponse) -> str:
-    """What the service answers, laid out for reading."""
-    values: dict[str, Any] = response.model_dump(exclude_none=True)
+    """What the service answers, laid out for reading; without reasons, which only the page asked for."""
+    reasons = {"results": {"__all__": {"labels": {"__all__": {"why"}}}}}
+    values: dict[str, Any] = response.model_dump(exclude_none=True, exclude=reasons)
     return json.dumps(values, ensure_ascii=False, indent=2)

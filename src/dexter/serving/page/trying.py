@@ -1,10 +1,13 @@
-"""The first page: the labels of a text, why one of them, all heads side by side, a label that is not there yet."""
+"""The first page: the labels of a text, why one of them, all heads side by side, a label that is not there yet.
+
+All of it is of one ranking, that of the chosen head, dial and memory.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -16,14 +19,16 @@ from dexter.serving.labels import change
 from dexter.serving.page.asked import Asked, read_asked
 from dexter.serving.page.comparing import Column, side_by_side
 from dexter.serving.page.examples import example_texts
-from dexter.serving.page.proposing import Proposal, free_id, propose
+from dexter.serving.page.proposing import PLACES, Proposal, free_id, propose
 from dexter.serving.page.rendering import Renderer
 from dexter.serving.page.sharing import as_curl, as_json
+from dexter.serving.page.shown import Shown, show
+from dexter.serving.page.telling import page_router
 from dexter.serving.page.why import Why, why
 from dexter.serving.predicting import answer
 from dexter.serving.problems import Problem
-from dexter.serving.protocol import PredictRequest, PredictResponse, RankedLabel
-from dexter.serving.runs import Run
+from dexter.serving.protocol import PredictRequest, RankedLabel
+from dexter.serving.runs import Run, Variant
 from dexter.serving.service import Service
 
 _SHOWN, _COMPARED = 10, 50
@@ -33,26 +38,24 @@ _DIAL_STEP = 0.05
 """Of the slider: what is nearer to the tuned dial is the tuned dial."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A label of the list."""
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """How the run ranks labels if nobody says otherwise, and what else it could do."""
 
-    label: RankedLabel
-    bar: float
-    """How long its bar is, from 0 to 1."""
-    count: int
-    """Training queries that had it."""
+    heads: Sequence[HeadName]
+    head: HeadName
+    dial: float
+    memory: bool | None
+    """Whether training texts vote; None for a run that keeps none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
     """What the first page shows besides what was asked."""
 
-    heads: Sequence[str]
-    head: str
-    dial: float
-    remembers: bool
-    """Whether the run has a memory of its training texts."""
+    tuned: Tuned
+    chosen: Variant
+    """What is not as tuned."""
     examples: Sequence[str]
     labels: Sequence[Shown] = ()
     truncated: bool = False
@@ -65,10 +68,20 @@ class View:
     answer: str = ""
     problem: str = ""
 
+    @property
+    def dial(self) -> float:
+        """Where the slider stands."""
+        return self.tuned.dial if self.chosen.dial is None else self.chosen.dial
+
+    @property
+    def head(self) -> str:
+        """The head that ranks."""
+        return self.chosen.head or self.tuned.head
+
 
 def trying_routes(service: Service, render: Renderer) -> APIRouter:
     """GET and POST /."""
-    router = APIRouter(include_in_schema=False)
+    router = page_router(render)
 
     @router.api_route("/", methods=["GET", "POST"])
     async def first_page(request: Request) -> Response:
@@ -77,17 +90,39 @@ def trying_routes(service: Service, render: Renderer) -> APIRouter:
         run = service.run(asked.model)
         if not run.is_ready:
             return render.waiting(run)
+        view = await _outline(run)
         try:
-            added = await _add(run, asked) if asked.add and asked.label else None
-            view = await _look(
-                service, run, asked if added is None else replace(asked, label=""), str(request.base_url)
-            )
-            status, view = 200, replace(view, added=added)
+            view = replace(view, chosen=_choose(asked, view.tuned))
+            if asked.add and asked.label:
+                view, asked = replace(view, added=await _add(run, asked)), replace(asked, label="")
+            status, view = 200, await _look(service, run, asked, view, request)
         except Problem as problem:
-            status, view = problem.status, replace(await _outline(run), problem=problem.detail)
-        return render("try", status=status, model=run.name, asked=asked, view=view)
+            status, view = problem.status, replace(view, problem=problem.detail)
+        return render("try", status=status, model=run.name, asked=asked, view=view, compared=_COMPARED)
 
     return router
+
+
+async def _outline(run: Run) -> View:
+    """The page without an answer."""
+    predictor = run.predictor
+    _, examples = await run.look(example_texts)
+    memory = predictor.uses_memory if predictor.model.memory is not None else None
+    tuned = Tuned(heads=predictor.model.heads, head=predictor.head, dial=predictor.dial, memory=memory)
+    return View(tuned=tuned, chosen=Variant(), examples=examples)
+
+
+def _choose(asked: Asked, tuned: Tuned) -> Variant:
+    """What was asked for and is not as tuned anyway: probabilities are known for what is."""
+    head = next((head for head in tuned.heads if head == asked.head), None)
+    if head != asked.head:
+        raise Problem(422, "head", f"this run has the heads {', '.join(tuned.heads)}")
+    is_turned = asked.dial is not None and abs(asked.dial - tuned.dial) >= _DIAL_STEP / 2
+    return Variant(
+        head=None if head == tuned.head else head,
+        memory=None if tuned.memory in (None, asked.memory) else asked.memory,
+        dial=asked.dial if is_turned else None,
+    )
 
 
 async def _add(run: Run, asked: Asked) -> str:
@@ -98,83 +133,38 @@ async def _add(run: Run, asked: Asked) -> str:
     return label_id
 
 
-async def _outline(run: Run) -> View:
-    """The page without an answer."""
-    predictor = run.predictor
-    _, examples = await run.look(example_texts)
-    model = predictor.model
-    return View(
-        heads=model.heads,
-        head=predictor.head,
-        dial=predictor.dial,
-        remembers=model.memory is not None,
-        examples=examples,
-    )
-
-
-async def _look(service: Service, run: Run, asked: Asked, base_url: str) -> View:
-    view = await _outline(run)
-    proposal = await _propose(run, asked)
+async def _look(service: Service, run: Run, asked: Asked, view: View, request: Request) -> View:
+    view = replace(view, proposal=await _propose(service, run, asked, view.chosen))
     if not asked.text.strip():
-        return replace(view, proposal=proposal)
-    head = _head(asked.head)
-    dial = None if asked.dial is None or abs(asked.dial - view.dial) < _DIAL_STEP / 2 else asked.dial
-    memory = asked.memory if view.remembers else None
+        return view
+    head, memory, dial = view.chosen
     k = min(_SHOWN, service.settings.max_k)
     question = PredictRequest(inputs=asked.text, k=k, head=head, dial=dial, memory=memory, model=asked.model)
-    found = await answer(service, question)
+    # One answer for the list and for the reasons: what is explained is the score that is shown.
+    explained = question.model_copy(update={"explain": asked.why is not None})
+    found = await answer(service, explained, gone=request.is_disconnected)
     [result] = found.results
+    opened = next((label for label in result.labels if label.id == asked.why), None)
     return replace(
         view,
-        head=head or view.head,
-        dial=view.dial if dial is None else dial,
-        labels=_bars(found, run.predictor),
+        labels=show(result.labels, run.predictor.labels),
         truncated=result.truncated,
-        why=await _why(run, asked),
-        columns=await _compare(service, run, question, head or view.head) if asked.compare else (),
-        proposal=proposal,
-        curl=as_curl(base_url, question),
+        why=None if opened is None else why(opened, asked.text),
+        columns=await _compare(service, run, question, view.head) if asked.compare else (),
+        curl=as_curl(str(request.base_url), question),
         answer=as_json(found),
     )
-
-
-def _head(name: str | None) -> HeadName | None:
-    known: tuple[HeadName, ...] = get_args(HeadName)
-    if name is not None and name not in known:
-        raise Problem(422, "head", f"the heads are {', '.join(known)}")
-    return next((head for head in known if head == name), None)
-
-
-def _bars(found: PredictResponse, predictor: Predictor) -> list[Shown]:
-    """Bars are probabilities where they are known, else relative to the best label: scores have no scale."""
-    labels = found.results[0].labels
-    rows = {label_id: row for row, label_id in enumerate(predictor.labels.ids)}
-    best = max((label.score for label in labels), default=0.0)
-    return [
-        Shown(
-            label,
-            _bar(label, best),
-            int(predictor.labels.counts[rows[label.id]]) if label.id in rows else 0,
-        )
-        for label in labels
-    ]
-
-
-def _bar(label: RankedLabel, best: float) -> float:
-    if label.probability is not None:
-        return label.probability
-    return label.score / best if best > 0 else 0.0
 
 
 async def _compare(service: Service, run: Run, asked: PredictRequest, first: str) -> list[Column]:
     """What was asked with every head, the chosen one first, and where there is a memory with the other choice of it."""
     rankings: dict[str, Sequence[RankedLabel]] = {}
-    for head in sorted(run.predictor.model.heads, key=lambda head: head != first):
-        rankings[head] = await _ranking(service, asked.model_copy(update={"head": head}))
     predictor = run.predictor
+    for head in sorted(predictor.model.heads, key=lambda head: head != first):
+        rankings[head] = await _ranking(service, asked.model_copy(update={"head": head}))
     if predictor.model.memory is not None:
         votes = predictor.uses_memory if asked.memory is None else asked.memory
-        title = f"{first}, {'without' if votes else 'with'} memory"
+        title = f"{first} {'without' if votes else 'with'} memory"
         rankings[title] = await _ranking(service, asked.model_copy(update={"memory": not votes}))
     return side_by_side(rankings, shown=_SHOWN)
 
@@ -184,11 +174,14 @@ async def _ranking(service: Service, question: PredictRequest) -> Sequence[Ranke
     return (await answer(service, question.model_copy(update={"k": k}))).results[0].labels
 
 
-async def _why(run: Run, asked: Asked) -> Why | None:
-    label_id = asked.why
-    return None if label_id is None else (await run.look(lambda each: why(each, asked.text, label_id))).answer
-
-
-async def _propose(run: Run, asked: Asked) -> Proposal | None:
+async def _propose(service: Service, run: Run, asked: Asked, chosen: Variant) -> Proposal | None:
+    """Where a label would stand in the ranking that is shown."""
     label = asked.label[:_LONGEST_LABEL]
-    return (await run.look(lambda predictor: propose(predictor, asked.text, label))).answer if label else None
+    if not label:
+        return None
+    predictor: Predictor = run.predictor
+    text = asked.text if not asked.text.strip() else service.read_texts([asked.text]).texts[0]
+    if text.strip():
+        [found] = await service.ask(run.predict([text], PLACES, variant=chosen))
+        predictor = found.predictor
+    return await asyncio.to_thread(propose, predictor, text, label)

@@ -1,57 +1,90 @@
 // A file of texts becomes a file of predictions; the file itself never leaves the browser, its texts do.
-import { parseCsv, writeCsv } from "./csv.js";
+import { decode, parseCsv, writeCsv } from "./csv.js";
 
 const MOST_BYTES = 50 * 2 ** 20;
-const [box, file, column, k, start, progress, state, download, sample, chosen] = [
-  ".batch", "#file", "#column", "#k", "#start", "#progress", "#state", "#download", "#sample", "#chosen",
+const PREVIEW = 5;
+const [box, file, column, k, named, start, progress, state, download, sample, chosen] = [
+  ".batch", "#file", "#column", "#k", "#named", "#start", "#progress", "#state", "#download", "#sample", "#chosen",
 ].map((selector) => document.querySelector(selector));
+const controls = [file, column, k, named];
 const maxInputs = Number(box.dataset.maxInputs);
 const maxBytes = Number(box.dataset.maxBytes) * 0.9;
-let rows = [];
-let running = false;
+const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+let parsed = []; // the rows of the file
+let names = []; // of its columns
+let rows = []; // without the names
+let stop = null; // ends the prediction that is going on
 
 async function take(picked) {
-  if (!picked || running) return;
-  download.hidden = true;
+  if (!picked || stop) return;
+  parsed = [];
+  close();
+  chosen.textContent = picked.name;
+  if (picked.size > MOST_BYTES) return complain("The file is larger than 50 MB: use dexter predict for it.");
+  const text = decode(new Uint8Array(await picked.arrayBuffer()));
+  if (text === null) return complain("This is not a table in text form: save it as CSV (UTF-8) first.");
+  parsed = parseCsv(text);
+  if (!parsed.length) return complain("The file is empty.");
+  named.checked = parsed.length > 1;
+  arrange();
+}
+
+function close() {
+  download.hidden = sample.hidden = true;
   start.disabled = column.disabled = true;
-  if (picked.size > MOST_BYTES) return say("The file is larger than 50 MB: use dexter predict for it.");
-  rows = parseCsv(await picked.text());
-  if (rows.length < 2) return say("The file has no rows below its header.");
-  chosen.textContent = `${picked.name}: ${(rows.length - 1).toLocaleString("en")} rows`;
-  column.replaceChildren(...rows[0].map((name, at) => new Option(name || `column ${at + 1}`, at)));
-  const likely = rows[0].findIndex((name) => /^(text|title|query|description|content)$/i.test(name.trim()));
+  say("");
+}
+
+function arrange() {
+  if (!parsed.length || stop) return;
+  const width = Math.max(...parsed.slice(0, 1000).map((row) => row.length));
+  const given = named.checked ? parsed[0] : [];
+  names = Array.from({ length: width }, (_, at) => given[at]?.trim() || `column ${at + 1}`);
+  rows = named.checked ? parsed.slice(1) : parsed;
+  if (!rows.length) return close(), complain("The file has no rows below the names of its columns.");
+  column.replaceChildren(...names.map((name, at) => new Option(name.length > 40 ? `${name.slice(0, 39)}…` : name, at)));
+  const likely = names.findIndex((name) => /^(text|title|query|description|content)$/i.test(name));
   column.value = String(likely >= 0 ? likely : longestColumn());
   start.disabled = column.disabled = false;
-  say("");
-  show(rows.slice(0, 4));
+  download.hidden = true;
+  say(count(rows.length, "row"));
+  show(names, rows.slice(0, PREVIEW));
 }
 
 function longestColumn() {
-  const lengths = rows[0].map((_, at) => rows.slice(1, 50).reduce((sum, row) => sum + (row[at] ?? "").length, 0));
+  const lengths = names.map((_, at) => rows.slice(0, 50).reduce((sum, row) => sum + (row[at] ?? "").length, 0));
   return lengths.indexOf(Math.max(...lengths));
 }
 
-function say(message) {
+function say(message, kind = "") {
   state.textContent = message;
+  state.className = kind;
 }
 
-function show(some) {
+function complain(message) {
+  say(message, "problem");
+}
+
+function show(head, some) {
   const table = document.createElement("table");
-  for (const [at, cells] of some.entries()) {
+  for (const [at, cells] of [head, ...some].entries()) {
     const line = table.insertRow();
-    for (const cell of cells) {
-      const place = document.createElement(at ? "td" : "th");
-      place.textContent = cell.length > 80 ? `${cell.slice(0, 79)}…` : cell;
-      line.append(place);
+    for (const cell of head.map((_, place) => cells[place] ?? "")) {
+      const box = document.createElement(at ? "td" : "th");
+      if (!at) box.scope = "col";
+      box.textContent = cell.length > 80 ? `${cell.slice(0, 79)}…` : cell;
+      line.append(box);
     }
   }
   sample.replaceChildren(table);
+  sample.hidden = false;
 }
 
-async function predict(texts) {
+async function predict(texts, signal) {
   const body = JSON.stringify({ inputs: texts, k: Number(k.value), model: box.dataset.model });
+  const headers = { "Content-Type": "application/json" };
   for (;;) {
-    const response = await fetch("v1/predict", { method: "POST", headers: { "Content-Type": "application/json" }, body });
+    const response = await fetch("v1/predict", { method: "POST", headers, body, signal });
     if (response.status === 429) {
       await new Promise((resolve) => setTimeout(resolve, 1000 * Number(response.headers.get("Retry-After") ?? 1)));
       continue;
@@ -79,49 +112,59 @@ function* packs(texts) {
 }
 
 async function run() {
-  running = true;
-  start.disabled = true;
+  if (stop) return stop.abort();
+  stop = new AbortController();
+  start.textContent = "Stop";
+  for (const control of controls) control.disabled = true;
   download.hidden = true;
   progress.hidden = false;
-  const texts = rows.slice(1).map((row) => row[Number(column.value)] ?? "");
+  progress.value = 0;
+  const texts = rows.map((row) => row[Number(column.value)] ?? "");
   const found = texts.map(() => []);
   try {
     for (const pack of packs(texts)) {
-      const answers = await predict(pack.map(([, text]) => text));
+      const answers = await predict(pack.map(([, text]) => text), stop.signal);
       pack.forEach(([at], place) => (found[at] = answers[place]));
       progress.value = (pack.at(-1)[0] + 1) / texts.length;
-      say(`${(pack.at(-1)[0] + 1).toLocaleString("en")} of ${texts.length.toLocaleString("en")} rows`);
+      say(`${(pack.at(-1)[0] + 1).toLocaleString("en")} of ${count(texts.length, "row")}`);
     }
     finish(found);
   } catch (error) {
-    say(error instanceof TypeError ? "The service cannot be reached." : error.message);
+    if (error.name === "AbortError") say("Stopped.");
+    else complain(error instanceof TypeError ? "The service cannot be reached." : error.message);
   } finally {
-    running = false;
-    start.disabled = false;
+    stop = null;
+    start.textContent = "Predict";
+    for (const control of controls) control.disabled = false;
     progress.hidden = true;
   }
 }
 
 function finish(found) {
   const places = Array.from({ length: Number(k.value) }, (_, at) => at);
-  const head = places.flatMap((at) => [`label_${at + 1}`, `score_${at + 1}`]);
+  const calibrated = found.some((labels) => labels.some((label) => label.probability != null));
+  const kinds = ["label", "text", "score", ...(calibrated ? ["probability"] : [])];
+  const head = [...names, ...places.flatMap((at) => kinds.map((kind) => `${kind}_${at + 1}`))];
   const lines = rows.map((row, at) => {
-    const full = rows[0].map((_, cell) => row[cell] ?? "");
-    if (!at) return [...full, ...head];
-    return [...full, ...places.flatMap((place) => cells(found[at - 1][place]))];
+    const full = names.map((_, cell) => row[cell] ?? "");
+    return [...full, ...places.flatMap((place) => cells(found[at][place], kinds))];
   });
   URL.revokeObjectURL(download.href);
-  download.href = URL.createObjectURL(new Blob([writeCsv(lines)], { type: "text/csv;charset=utf-8" }));
+  download.href = URL.createObjectURL(new Blob([writeCsv([head, ...lines])], { type: "text/csv;charset=utf-8" }));
   download.hidden = false;
-  say(`${found.length.toLocaleString("en")} rows are labelled.`);
-  show(lines.slice(0, 4));
+  const empty = found.filter((labels) => !labels.length).length;
+  say(`${count(found.length - empty, "row")} labelled${empty ? `, ${empty.toLocaleString("en")} without a text` : ""}.`, "done");
+  show(head, lines.slice(0, PREVIEW));
 }
 
-function cells(label) {
-  return label ? [label.id, label.score.toFixed(4)] : ["", ""];
+function cells(label, kinds) {
+  if (!label) return kinds.map(() => "");
+  const values = { label: label.id, text: label.text, score: label.score.toFixed(4), probability: label.probability?.toFixed(4) };
+  return kinds.map((kind) => values[kind] ?? "");
 }
 
 file.addEventListener("change", () => take(file.files[0]));
+named.addEventListener("change", arrange);
 start.addEventListener("click", run);
 for (const kind of ["dragover", "drop", "dragleave"]) {
   box.addEventListener(kind, (event) => {

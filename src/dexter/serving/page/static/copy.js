@@ -5,11 +5,17 @@ document.addEventListener("click", async (event) => {
   const source = document.getElementById(button.dataset.copy);
   try {
     await navigator.clipboard.writeText(source.textContent);
-    button.textContent = "Copied";
+    tell(button, "Copied");
   } catch {
     // No clipboard over plain HTTP: what is selected can be copied by hand.
     getSelection().selectAllChildren(source);
-    button.textContent = "Selected";
+    tell(button, "Selected");
   }
-  setTimeout(() => (button.textContent = "Copy"), 1500);
 });
+
+function tell(button, what) {
+  button.textContent = what;
+  const announcer = document.getElementById("announcer");
+  if (announcer) announcer.textContent = what;
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+}

@@ -5,7 +5,7 @@ export function parseCsv(text, separator = guessSeparator(text)) {
   let row = [];
   let cell = "";
   let quoted = false;
-  for (let at = text.charCodeAt(0) === 0xfeff ? 1 : 0; at < text.length; at++) {
+  for (let at = 0; at < text.length; at++) {
     const letter = text[at];
     if (quoted) {
       if (letter !== '"') cell += letter;
@@ -26,6 +26,19 @@ export function parseCsv(text, separator = guessSeparator(text)) {
 export function guessSeparator(text) {
   const line = text.slice(0, text.search(/[\r\n]|$/));
   return ["\t", ";", ","].map((mark) => [line.split(mark).length, mark]).sort((a, b) => b[0] - a[0])[0][1];
+}
+
+// The text of a file; null where it holds none. Tables that are not UTF-8 are nearly always from a Western Windows.
+export function decode(bytes) {
+  const utf16 = { "255,254": "utf-16le", "254,255": "utf-16be" }[`${bytes[0]},${bytes[1]}`];
+  if (utf16) return new TextDecoder(utf16).decode(bytes);
+  if (bytes.includes(0)) return null;
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    const text = new TextDecoder("windows-1252").decode(bytes);
+    return /[\x01-\x08\x0e-\x1a\x1c-\x1f]/.test(text) ? null : text;
+  }
 }
 
 export function writeCsv(rows) {

@@ -1,7 +1,8 @@
 // Labels appear while a person types. Without this script the same form is sent with its buttons.
 import { fetchPage, swapRegions } from "./swap.js";
 
-const WAIT = 250;
+const WAIT = 250; // after a key
+const DRAGGED = 80; // a slider on its way asks not for every place it passes
 const form = document.querySelector("form[data-live]");
 const address = form.getAttribute("action"); // form.action would be the button of that name
 const announcer = document.getElementById("announcer");
@@ -26,7 +27,7 @@ async function ask(extra = {}) {
     const page = await fetchPage(address, { method: "POST", body: fields, signal: mine.signal });
     swapRegions(page);
     if (document.querySelector("[data-added]")) document.getElementById("label").value = "";
-    say(found.querySelector("[data-announce]")?.textContent ?? "");
+    say([...form.querySelectorAll("[data-announce]")].map((each) => each.textContent.trim()).join(" ").trim());
   } catch (error) {
     if (error.name === "AbortError") return;
     const message = document.createElement("p");
@@ -39,10 +40,20 @@ async function ask(extra = {}) {
   }
 }
 
+function wait(control) {
+  if (control.type === "range") return DRAGGED;
+  return control.matches("textarea, input:not([type])") ? WAIT : 0;
+}
+
+function backToTuned() {
+  for (const control of form.querySelectorAll("[data-tuned]")) control.value = control.dataset.tuned;
+  document.getElementById("dial").focus(); // the button is about to go
+}
+
 form.addEventListener("input", (event) => {
   clearTimeout(timer);
   if (event.target.id === "text") why = "";
-  timer = setTimeout(ask, event.target.matches("textarea, input:not([type])") ? WAIT : 0);
+  timer = setTimeout(ask, wait(event.target));
 });
 form.addEventListener("submit", (event) => {
   event.preventDefault();
@@ -50,13 +61,20 @@ form.addEventListener("submit", (event) => {
   if (button?.dataset.example !== undefined) {
     document.getElementById("text").value = button.value;
     why = "";
-    ask();
   } else if (button?.name === "why") {
     why = button.value ? `why ${button.value}` : "";
-    ask();
-  } else if (button?.name === "action") {
-    ask({ action: button.value });
-  } else {
-    ask();
+  } else if (button?.name === "reset") {
+    backToTuned();
   }
+  ask(button?.name === "action" ? { action: button.value } : {});
 });
+
+// The same label in the other rankings.
+for (const kind of ["pointerover", "pointerout"]) {
+  document.getElementById("compared").addEventListener(kind, (event) => {
+    const same = event.target.closest("[data-same]")?.dataset.same;
+    for (const place of document.querySelectorAll("[data-same]")) {
+      place.classList.toggle("marked", kind === "pointerover" && place.dataset.same === same);
+    }
+  });
+}

@@ -7,7 +7,10 @@ export async function fetchPage(url, options) {
     throw new Error(problem.detail ?? `The service answered ${response.status}.`);
   }
   // Scripts in a parsed document do not run.
-  return new DOMParser().parseFromString(await response.text(), "text/html");
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
+  const problem = page.querySelector("[data-problem] [role=alert]");
+  if (problem) throw new Error(problem.textContent);
+  return page;
 }
 
 export function swapRegions(page) {
