@@ -6,7 +6,7 @@ import pytest
 
 from dexter.config import load_config
 from dexter.planning.shapes import EncoderShape, shape_from_config
-from dexter.planning.sizes import Sizes, pool_size, sizes_from_counts, steps_per_epoch, texts_per_step
+from dexter.planning.sizes import Sizes, batch_size, pool_size, sizes_from_counts, steps_per_epoch, texts_per_step
 from dexter.planning.storage import checkpoint_bytes, disk, weights_bytes
 from dexter.planning.terms import FLOAT, MIB, Memory, Term, memory, search_bytes, tile_bytes
 from dexter.training.presets import resolve_counts
@@ -90,7 +90,7 @@ def test_score_tiles_stay_within_their_budget(megabytes):
 
 def test_a_search_never_takes_more_than_its_budget():
     assert search_bytes(3, 1_000) == 12_000
-    assert search_bytes(10**6, 10**7) == 256 * MIB
+    assert search_bytes(10**6, 10**7) == 4 * 512 * 8_192
 
 
 def test_mining_counts_only_where_it_will_happen():
@@ -107,8 +107,9 @@ def test_pools_and_steps():
     stale = replace(config, train=replace(config.train, label_refresh=4))
     assert texts_per_step(sizes, stale) == 751
     sizes, config = make("unidec", num_labels=10**6, labels_per_query=2)
-    assert pool_size(sizes, config) == config.batch.size * (2 + 6)
     assert steps_per_epoch(sizes, config) == 128
+    # Queries of a cluster share labels; a batch is the 128th part of the queries.
+    assert pool_size(sizes, config) == round(0.4 * (2 * config.batch.size + 6 * batch_size(sizes, config)))
     sizes, config = make("renee")
     assert texts_per_step(sizes, config) == 0
     assert sizes.num_queries > 10_007  # the labels are queries too

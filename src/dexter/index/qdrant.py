@@ -5,7 +5,9 @@ Local mode is part of the client, looks at every vector, and is meant for trials
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,8 @@ from dexter.errors import ModelError, ResourceError
 from dexter.extras import require
 from dexter.index.base import Place
 from dexter.index.places import checked_place, read_words
+
+log = logging.getLogger("dexter")
 
 _MOST_CANDIDATES = 10_000
 _POINTS_AT_ONCE, _QUERIES_AT_ONCE = 1_000, 64
@@ -111,6 +115,9 @@ class QdrantEngine:
             if "://" in place.url:
                 client = library.QdrantClient(url=place.url, api_key=os.environ.get("QDRANT_API_KEY"))
             elif client is None:
+                # The client would say so at every call.
+                warnings.filterwarnings("ignore", message="Local mode is not recommended", category=UserWarning)
+                log.info("qdrant: a folder is for trials: it looks at every vector, in Python")
                 client = library.QdrantClient(path=place.url, force_disable_check_same_thread=True)
                 _LOCAL_CLIENTS[place.url] = client
         return cls(client, place, next_row=next_row)

@@ -12,6 +12,8 @@ from dexter.planning.shapes import EncoderShape
 
 _STRING_BYTES = 56
 """What Python needs for a string beside its characters."""
+_DISTINCT_IN_CLUSTERS = 0.4
+"""Of the positives and hard negatives of queries that are alike, those that are not another's too: 0.25 to 0.5."""
 _POINTER_BYTES = 8
 
 
@@ -59,7 +61,10 @@ def pool_size(sizes: Sizes, config: Config) -> int:
     batch = config.batch
     if batch.pool == "all":
         return sizes.num_labels
-    drawn = sizes.pool_positives + batch.random_labels + batch.hard_negatives * batch.size
+    drawn = sizes.pool_positives + batch.hard_negatives * batch_size(sizes, config)
+    if batch.order == "clustered":
+        drawn = round(_DISTINCT_IN_CLUSTERS * drawn)
+    drawn += batch.random_labels
     if batch.fill:
         drawn = batch.cap
     return max(1, min(sizes.num_labels, drawn, batch.cap or sizes.num_labels))

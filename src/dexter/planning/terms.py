@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dexter.config import Config
+from dexter.index import exact as search
 from dexter.losses.settings import TILE_ELEMENTS, Streaming, choose_layout
 from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size, texts_per_step
 
@@ -52,8 +53,6 @@ _ASSEMBLED_COPIES = 1.25
 """More of them where labels share texts and rows are gathered."""
 _ACTIVATIONS_PER_LAYER = 14
 """Arrays of hidden size that a transformer layer keeps for its backward pass, beside two of its inner width."""
-_SEARCH_BUDGET = 256 * MIB
-_SEARCH_ROWS = 512
 _SECOND_TOKENIZER = 40 * MIB
 """What the tokenizer of a model that is read adds."""
 _NEIGHBOURS = 200
@@ -258,7 +257,7 @@ def _refresh(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     yield Term("vectors to mine and cluster", FLOAT * numbers, formula, "encoder.dimension", "refresh")
     at_once = 2 * FLOAT * width * _embedded_at_once(sizes, config)
     searched = search_bytes(queries, labels) if config.batch.hard_negatives else 0
-    formula = "search tiles of 256 MiB at most, or texts encoded at once"
+    formula = "a tile of scores, or texts encoded at once"
     setting = "train.tokens_per_micro_batch" if at_once > searched else ""
     yield Term("search and encoding", max(at_once, searched), formula, setting, "refresh")
     if config.batch.hard_negatives:
@@ -282,7 +281,7 @@ def _validation(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]
     formula = f"{labels:,} labels and {sizes.num_validation:,} queries x {searched}"
     yield Term("vectors to validate with", FLOAT * numbers, formula, "head.projection, encoder.dimension", "validation")
     tiles = search_bytes(sizes.num_validation, labels)
-    yield Term("search tiles", tiles, "256 MiB at most", "", "validation")
+    yield Term("search tiles", tiles, "a tile of scores", "", "validation")
     if world_size > 1:
         whole = sizes.num_labels * searched
         formula = f"{sizes.num_labels:,} labels x {searched} x 4, on the first rank"
@@ -347,7 +346,7 @@ def tile_bytes(config: Config, queries: int, labels: int) -> int:
 
 def search_bytes(queries: int, labels: int) -> int:
     """Scores of an exact search in memory at a time."""
-    return min(_SEARCH_BUDGET, FLOAT * min(queries, _SEARCH_ROWS) * labels)
+    return FLOAT * min(queries, search.ROWS) * min(labels, search.COLUMNS)
 
 
 def activation_bytes_per_token(sizes: Sizes) -> int:
