@@ -102,6 +102,17 @@ def test_jsonl_and_tsv_keep_ids_and_order():
     assert next(predict_texts(Echo(), QUERIES, k=2, form="tsv")) == "q1\tid-red\t1.000000\tid-car\t0.500000"
 
 
+def test_empty_texts_are_told_once(caplog):
+    queries = [Query("1", ""), Query("2", "red"), Query("3", " \t")]
+    assert len(list(predict_texts(Echo(), queries, k=1))) == 3
+    assert [record.message for record in caplog.records] == [
+        "2 of the texts are empty: their labels say only what is common"
+    ]
+    caplog.clear()
+    list(predict_texts(Echo(), QUERIES, k=1))
+    assert not caplog.records
+
+
 def test_an_unknown_form_is_named():
     with pytest.raises(UsageError, match="expected one of text, jsonl, tsv"):
         next(predict_texts(Echo(), QUERIES, k=1, form="xml"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -19,6 +20,8 @@ from dexter.explain import Explanation
 from dexter.files import atomic_path
 from dexter.live.catalog import LabelEntry
 from dexter.predictor import Prediction, Predictor
+
+log = logging.getLogger("dexter")
 
 FORMS = ("text", "jsonl", "tsv")
 _SHOWN_CHARACTERS = 100
@@ -73,9 +76,13 @@ def predict_texts(
     # Both copies advance together but for one block of the predictor's, so little is held between them.
     shown, searched = tee(queries)
     ranked = predictor.predict_stream((query.text for query in searched), k, threshold=threshold)
+    num_empty = 0
     for query, labels in zip(shown, ranked, strict=True):
+        num_empty += not query.text.strip()
         ids = [label.id for label in labels]
         yield _format(form, query, labels, predictor.explain_labels(query.text, ids) if explain else None)
+    if num_empty:
+        log.warning("%d of the texts are empty: their labels say only what is common", num_empty)
 
 
 def label_lines(labels: Iterable[LabelEntry]) -> Iterator[str]:

@@ -137,6 +137,8 @@ def test_the_verbs(run, place, tmp_path):  # noqa: F811
         (["add", "RUN", "x", "y", "--input", "z.jsonl"], "give ID and TEXT", 2),
         (["add", "RUN", "L1", "y"], "'L1' is in use already", 2),
         (["add", "RUN", "", "y"], "an id must not be empty", 2),
+        (["add", "RUN", "x", "  "], "label 'x' has no text", 2),
+        (["rename", "RUN", "L1", ""], "label 'L1' has no text", 2),
         (["remove", "RUN", "nobody"], "no label has the id 'nobody'", 2),
         (["rename", "RUN", "nobody", "x"], "no label has the id 'nobody'", 2),
         (["search", "RUN", "x", "--limit", "-1"], "must be 0 or more", 2),

@@ -77,6 +77,9 @@ def _check_strings(edit: LabelEdit) -> None:
             raise UsageError(
                 f"label id {label_id!a}: an id must not be empty, nor id or text hold half a surrogate pair"
             )
+    for label_id, text in (*edit.add, *edit.rename):
+        if not text.strip():
+            raise UsageError(f"label {label_id!r} has no text: a label is found by its text, give it one")
 
 
 def _is_pair(value: object) -> bool:
