@@ -43,13 +43,15 @@ def search_labels(labels: Labels, query: str, *, limit: int | None = 20, offset:
     """
     if offset < 0 or (limit is not None and limit < 0):
         raise UsageError(f"limit and offset must be 0 or more, got {limit} and {offset}")
-    rows = _matching(labels, query.strip().casefold())
+    rows = find_rows(labels, query)
     shown = rows[offset:] if limit is None else rows[offset : offset + limit]
     entries = [LabelEntry(labels.ids[row], labels.texts[row], int(labels.counts[row])) for row in shown]
     return LabelPage(entries, total=len(rows))
 
 
-def _matching(labels: Labels, wanted: str) -> range | list[int]:
+def find_rows(labels: Labels, query: str) -> range | list[int]:
+    """The same as positions, all of them."""
+    wanted = query.strip().casefold()
     if not wanted:
         return range(len(labels.ids))
     first, later = [], []

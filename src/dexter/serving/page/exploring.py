@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dexter.evaluation.misses import Miss
-from dexter.live.catalog import LabelEntry
+from dexter.live.catalog import LabelEntry, find_rows
 from dexter.live.similar import SimilarLabel
 from dexter.model import Labels
 from dexter.predictor import Predictor
-from dexter.ranking import BANDS, band_of
+from dexter.ranking import BANDS
 from dexter.serving.page.rendering import Renderer
 from dexter.serving.page.results import missed_texts, read_tables
 from dexter.serving.page.telling import page_router
@@ -68,7 +68,7 @@ def exploring_routes(service: Service, render: Renderer) -> APIRouter:
             return render.waiting(run)
         if band and band not in BANDS:
             raise Problem(422, "band", f"the bands are {', '.join(BANDS)}")
-        _, listing = await run.look(lambda predictor: list_labels(predictor, q, band, start))
+        _, listing = await run.look(lambda predictor: list_labels(predictor.labels, q, band, start))
         detail = None if label is None else await _detail(run, label)
         tables = [] if run.folder is None else await run_in_threadpool(read_tables, run.folder)
         return render(
@@ -87,12 +87,17 @@ def exploring_routes(service: Service, render: Renderer) -> APIRouter:
     return router
 
 
-def list_labels(predictor: Predictor, query: str, band: str, start: int) -> Listing:
+def list_labels(labels: Labels, query: str, band: str, start: int) -> Listing:
     """A page of the labels that hold the query and are in the band (in any, if empty)."""
-    found = predictor.search_labels(query, limit=None).labels
-    wanted = [label for label in found if not band or band_of(label.count) == band]
-    sizes = Counter(band_of(label.count) for label in found)
-    return Listing(wanted[start : start + _PER_PAGE], len(wanted), {name: sizes[name] for name in BANDS})
+    found = np.asarray(find_rows(labels, query), dtype=np.int64)
+    counts = np.asarray(labels.counts)[found]
+    banded = {name: found[(counts >= least) & (counts <= most)] for name, (least, most) in BANDS.items()}
+    wanted = banded[band] if band else found
+    shown = [
+        LabelEntry(labels.ids[row], labels.texts[row], int(labels.counts[row]))
+        for row in wanted[start : start + _PER_PAGE].tolist()
+    ]
+    return Listing(shown, len(wanted), {name: len(rows) for name, rows in banded.items()})
 
 
 async def _detail(run: Run, label_id: str) -> Detail:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from dexter.live.catalog import search_labels
+from dexter.live.catalog import find_rows
 from dexter.serving.page.label_map import LabelMap, map_labels
 from dexter.serving.page.rendering import Renderer
 from dexter.serving.page.telling import page_router
@@ -35,13 +35,7 @@ def mapping_routes(service: Service, render: Renderer) -> APIRouter:
             seen = await run.look(lambda predictor: map_labels(predictor.model))
             known[run.name] = current.fingerprint, seen
         laid_out = seen.answer
-        found = await run_in_threadpool(_find, laid_out, q) if q.strip() else []
+        found = (await run_in_threadpool(find_rows, laid_out.labels, q))[:_MOST_FOUND] if q.strip() else []
         return render("map", model=run.name, map=laid_out, points=laid_out.points(found), found=found, q=q)
 
     return router
-
-
-def _find(laid_out: LabelMap, query: str) -> list[int]:
-    """The first labels that hold the query, as rows."""
-    found = search_labels(laid_out.labels, query, limit=_MOST_FOUND).labels
-    return laid_out.labels.rows([label.id for label in found])

@@ -3,8 +3,8 @@ import { decode, parseCsv, writeCsv } from "./csv.js";
 
 const MOST_BYTES = 50 * 2 ** 20;
 const PREVIEW = 5;
-const [box, file, column, k, named, start, progress, state, download, sample, chosen] = [
-  ".batch", "#file", "#column", "#k", "#named", "#start", "#progress", "#state", "#download", "#sample", "#chosen",
+const [box, file, column, k, named, start, progress, state, download, sample] = [
+  ".batch", "#file", "#column", "#k", "#named", "#start", "#progress", "#state", "#download", "#sample",
 ].map((selector) => document.querySelector(selector));
 const controls = [file, column, k, named];
 const maxInputs = Number(box.dataset.maxInputs);
@@ -19,7 +19,6 @@ async function take(picked) {
   if (!picked || stop) return;
   parsed = [];
   close();
-  chosen.textContent = picked.name;
   if (picked.size > MOST_BYTES) return complain("The file is larger than 50 MB: use dexter predict for it.");
   const text = decode(new Uint8Array(await picked.arrayBuffer()));
   if (text === null) return complain("This is not a table in text form: save it as CSV (UTF-8) first.");
@@ -170,6 +169,8 @@ for (const kind of ["dragover", "drop", "dragleave"]) {
   box.addEventListener(kind, (event) => {
     event.preventDefault();
     box.classList.toggle("over", kind === "dragover");
-    if (kind === "drop") take(event.dataTransfer.files[0]);
+    if (kind !== "drop" || stop) return;
+    file.files = event.dataTransfer.files; // the input then shows its name
+    take(file.files[0]);
   });
 }
