@@ -120,7 +120,7 @@ def _about(predictor: Predictor, label_id: str) -> tuple[LabelEntry, list[Simila
 
 def _range(least: float, most: float) -> str:
     """The counts of a band, in words."""
-    return f"{least:.0f} or more" if math.isinf(most) else f"{least:.0f}–{most:.0f}" if least < most else f"{most:.0f}"
+    return f"{least:.0f}+" if math.isinf(most) else f"{least:.0f}–{most:.0f}" if least < most else f"{most:.0f}"
 
 
 def _names(labels: Labels, wanted: set[str]) -> dict[str, str]:
