@@ -121,7 +121,7 @@ def test_cache_hit(texts, tmp_path, monkeypatch):
     first = tokenize(texts, make_tokenizer(), **settings)
     plain = tokenize(texts, make_tokenizer(), max_length=8, max_characters=100)
     assert isinstance(first.ids, np.memmap)
-    monkeypatch.setattr(tokens_module._Encoder, "blocks", None)
+    monkeypatch.setattr(tokens_module.LimitedTokenizer, "blocks", None)
     again = tokenize(texts, make_tokenizer(), **settings)
     for found in (first, again):
         assert np.array_equal(found.ids, plain.ids)

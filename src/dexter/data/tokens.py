@@ -104,18 +104,10 @@ def tokenize(
         cache: folder that holds cached results; None keeps the ids in memory.
         progress: show a bar on stderr, if that is a terminal.
     """
-    encoder = _Encoder(tokenizer, max_length=max_length, max_characters=max_characters, special_tokens=special_tokens)
-    if cache is None:
-        return _in_memory(texts, encoder, progress=progress)
-    folder = Path(cache) / cache_key(texts, encoder.facts)
-    if folder.is_dir():
-        try:
-            return load_tokens(folder)
-        except ModelError as error:
-            logger.warning("token cache is damaged and will be rebuilt: %s", error)
-    with atomic_folder(folder, replace=True) as temporary:
-        _write(temporary, texts, encoder, progress=progress)
-    return load_tokens(folder)
+    limited = LimitedTokenizer(
+        tokenizer, max_length=max_length, max_characters=max_characters, special_tokens=special_tokens
+    )
+    return limited.tokenize(texts, cache=cache, progress=progress)
 
 
 def cache_key(texts: Sequence[str], facts: dict[str, str | int]) -> str:
@@ -154,10 +146,13 @@ class _Block:
     num_truncated: int
 
 
-class _Encoder:
-    """A private copy of a tokenizer with the limits of one call."""
+class LimitedTokenizer:
+    """A private copy of a tokenizer with limits of its own. To make one takes longer than to tokenise a text."""
 
-    def __init__(self, tokenizer: Tokenizer, *, max_length: int, max_characters: int, special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_length: int, max_characters: int, special_tokens: bool = False
+    ) -> None:
+        """Arguments as those of `tokenize`."""
         num_special = tokenizer.num_special_tokens_to_add(is_pair=False) if special_tokens else 0
         if max_length <= num_special:
             raise UsageError(
@@ -177,6 +172,20 @@ class _Encoder:
             "max_characters": max_characters,
             "special_tokens": int(special_tokens),
         }
+
+    def tokenize(self, texts: Sequence[str], *, cache: Path | None = None, progress: bool = False) -> Tokens:
+        """The token ids of texts; arguments as those of the function `tokenize`."""
+        if cache is None:
+            return _in_memory(texts, self, progress=progress)
+        folder = Path(cache) / cache_key(texts, self.facts)
+        if folder.is_dir():
+            try:
+                return load_tokens(folder)
+            except ModelError as error:
+                logger.warning("token cache is damaged and will be rebuilt: %s", error)
+        with atomic_folder(folder, replace=True) as temporary:
+            _write(temporary, texts, self, progress=progress)
+        return load_tokens(folder)
 
     def blocks(self, texts: Sequence[str], *, progress: bool) -> Iterator[_Block]:
         """Encode the texts a block at a time."""
@@ -203,9 +212,9 @@ def _valid(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _in_memory(texts: Sequence[str], encoder: _Encoder, *, progress: bool) -> Tokens:
-    blocks = list(encoder.blocks(texts, progress=progress))
-    ids = np.concatenate([np.empty(0, encoder.dtype), *(block.ids for block in blocks)])
+def _in_memory(texts: Sequence[str], tokenizer: LimitedTokenizer, *, progress: bool) -> Tokens:
+    blocks = list(tokenizer.blocks(texts, progress=progress))
+    ids = np.concatenate([np.empty(0, tokenizer.dtype), *(block.ids for block in blocks)])
     ids.setflags(write=False)
     return Tokens(
         ids=ids,
@@ -214,16 +223,16 @@ def _in_memory(texts: Sequence[str], encoder: _Encoder, *, progress: bool) -> To
     )
 
 
-def _write(folder: Path, texts: Sequence[str], encoder: _Encoder, *, progress: bool) -> None:
+def _write(folder: Path, texts: Sequence[str], tokenizer: LimitedTokenizer, *, progress: bool) -> None:
     """Write a cache entry a block at a time, so that only the offsets are ever held in memory."""
     lengths, num_truncated = [], 0
     with open(folder / _IDS, "wb") as handle:
-        for block in encoder.blocks(texts, progress=progress):
+        for block in tokenizer.blocks(texts, progress=progress):
             block.ids.tofile(handle)
             lengths.append(block.lengths)
             num_truncated += block.num_truncated
     np.save(folder / _OFFSETS, _offsets(lengths), allow_pickle=False)
-    write_json(folder / _FACTS, encoder.facts | {"dtype": encoder.dtype.name, "num_truncated": num_truncated})
+    write_json(folder / _FACTS, tokenizer.facts | {"dtype": tokenizer.dtype.name, "num_truncated": num_truncated})
 
 
 def _offsets(lengths: Sequence[np.ndarray]) -> np.ndarray:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dexter.data.tokens import Tokens, tokenize
+from dexter.data.tokens import LimitedTokenizer, Tokens
 from dexter.encoders.folder import ENCODER_FILE, read_object, write_static_folder
 from dexter.encoders.vocabulary import UNKNOWN, build_vocabulary
 from dexter.errors import ModelError
@@ -68,6 +68,7 @@ class StaticEncoder(nn.Module):
         )
         """Hashes of the label texts that have a row of their own, ascending; their rows are the last of the table."""
         self.tokenizer = tokenizer
+        self._limited_tokenizers: dict[str, LimitedTokenizer] = {}
         self.settings = settings
         self.num_rows, self.dimension = table_RD.shape
         self.sparse = False
@@ -120,15 +121,7 @@ class StaticEncoder(nn.Module):
         cache: Path | None = None,
     ) -> Tokens:
         """Texts as ragged features; queries carry positions, labels a constant one."""
-        length = self.settings.max_length_query if side == "query" else self.settings.max_length_label
-        tokens = tokenize(
-            texts,
-            self.tokenizer,  # type: ignore[arg-type]
-            max_length=length,
-            max_characters=length * _CHARACTERS_PER_TOKEN,
-            cache=cache,
-            progress=progress,
-        )
+        tokens = self._limited_tokenizer(side).tokenize(texts, cache=cache, progress=progress)
         rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
         ids = tokens.ids.astype(np.int64)
         positions = np.arange(len(ids)) - tokens.offsets[rows]
@@ -140,6 +133,17 @@ class StaticEncoder(nn.Module):
         features, rows = features[keep], rows[keep]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(tokens)))]).astype(np.int64)
         return Tokens(ids=features, offsets=offsets, num_truncated=tokens.num_truncated)
+
+    def _limited_tokenizer(self, side: Literal["query", "label"]) -> LimitedTokenizer:
+        """The tokenizer with the limits of a side, made when it is first needed."""
+        if side not in self._limited_tokenizers:
+            length = self.settings.max_length_query if side == "query" else self.settings.max_length_label
+            self._limited_tokenizers[side] = LimitedTokenizer(
+                self.tokenizer,  # type: ignore[arg-type]
+                max_length=length,
+                max_characters=length * _CHARACTERS_PER_TOKEN,
+            )
+        return self._limited_tokenizers[side]
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """Embed ragged features: [N, D]. A text without any known token becomes the zero vector."""

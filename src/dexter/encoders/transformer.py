@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dexter.data.tokens import Tokens, tokenize
+from dexter.data.tokens import LimitedTokenizer, Tokens
 from dexter.encoders.folder import Layout, read_layout, write_layout
 from dexter.encoders.huggingface import load_model, load_tokenizer, save_model
 from dexter.encoders.packing import (
@@ -82,6 +82,7 @@ class TransformerEncoder(nn.Module):
         """Run without padding; None means on a CPU, where the architecture allows it."""
         self.dimension = _dimension(layout.projection, hidden_size=model.config.hidden_size)
         self._pretrained_tokenizer = tokenizer
+        self._limited_tokenizers: dict[Side, LimitedTokenizer] = {}
         self._padding_id = int(tokenizer.pad_token_id or 0)
         self._first_position = first_position(model.config)
 
@@ -146,18 +147,25 @@ class TransformerEncoder(nn.Module):
     ) -> Tokens:
         """Token ids of texts with that side's prefix and length, special tokens included; never an empty row."""
         prefix = self.layout.query_prefix if side == "query" else self.layout.label_prefix
-        max_length = self.layout.max_length_query if side == "query" else self.layout.max_length_label
-        assert max_length is not None
-        tokens = tokenize(
+        tokens = self._limited_tokenizer(side).tokenize(
             [prefix + text for text in texts] if prefix else texts,
-            self._pretrained_tokenizer.backend_tokenizer,
-            max_length=max_length,
-            max_characters=_CHARACTERS_PER_TOKEN * max_length,
-            special_tokens=True,
             cache=None if cache is None else Path(cache),
             progress=progress,
         )
         return _fill_empty(tokens, self._padding_id)
+
+    def _limited_tokenizer(self, side: Side) -> LimitedTokenizer:
+        """The tokenizer with the limits of a side, made when it is first needed."""
+        if side not in self._limited_tokenizers:
+            max_length = self.layout.max_length_query if side == "query" else self.layout.max_length_label
+            assert max_length is not None
+            self._limited_tokenizers[side] = LimitedTokenizer(
+                self._pretrained_tokenizer.backend_tokenizer,
+                max_length=max_length,
+                max_characters=_CHARACTERS_PER_TOKEN * max_length,
+                special_tokens=True,
+            )
+        return self._limited_tokenizers[side]
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """Embed N texts given as token ids end to end and their N + 1 offsets: float32 [N, dimension]."""
