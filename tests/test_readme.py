@@ -94,6 +94,7 @@ def test_every_verb_and_exit_code_is_documented():
         "predict",
         "compare",
         "index",
+        "export",
     ]
     verbs += [f"labels  {verb}" for verb in ("add", "remove", "rename", "list", "search", "compact")]
     verbs += ["serve"]

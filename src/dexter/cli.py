@@ -27,6 +27,7 @@ from dexter.launch import read_launch
 
 if TYPE_CHECKING:
     from dexter.encoders.heads import HeadName
+    from dexter.predictor import Runtime
 
 EXIT_CODES = """Exit codes: 0 ok, 1 bug, 2 usage, 3 data, 4 model or index, 5 resources (disk, memory, permission, a
 missing package), 6 diverged, 130 or 143 interrupted (training saves its state first)."""
@@ -70,6 +71,9 @@ MemoryOption = Annotated[
 ]
 Dial = Annotated[
     float | None, typer.Option(help="Weight of label frequency, from 0 (rare labels up) to 1; as tuned if left out.")
+]
+RuntimeOption = Annotated[
+    str, typer.Option("--runtime", help="What encodes queries: torch, or onnx after `dexter export`.")
 ]
 
 
@@ -303,6 +307,7 @@ def evaluate(
     index: UseIndex = None,
     memory: MemoryOption = None,
     dial: Dial = None,
+    runtime: RuntimeOption = "torch",
     curve: Annotated[bool, typer.Option("--dial-curve", help="P@k against PSP@k for values of the dial.")] = False,
     plot: Annotated[Path | None, typer.Option(help="With --dial-curve: also draw it as a PNG.")] = None,
     unseen: Annotated[
@@ -329,10 +334,14 @@ def evaluate(
 
     dataset = _load(data, on_error, text_column, label_column, label_separator)
     if unseen is not None:
+        if runtime != "torch":
+            raise UsageError("--unseen trains again, and what it trains has no export: leave --runtime out")
         _evaluate_unseen(run, dataset, unseen, as_json=as_json)
         return
     if curve or plot is not None:
-        _evaluate_dial(run, dataset, _head(head), memory, _propensity(propensity), plot, as_json=as_json)
+        _evaluate_dial(
+            run, dataset, _head(head), memory, _propensity(propensity), plot, _runtime(runtime), as_json=as_json
+        )
         return
     result = evaluate_run(
         run,
@@ -344,6 +353,7 @@ def evaluate(
         propensity=_propensity(propensity),
         record=record,
         index=_exact(index),
+        runtime=_runtime(runtime),
     )
     if not read_launch().is_first:
         return
@@ -404,6 +414,7 @@ def predict(
     index: UseIndex = None,
     memory: MemoryOption = None,
     dial: Dial = None,
+    runtime: RuntimeOption = "torch",
     form: Annotated[
         str | None, typer.Option("--format", help="text, jsonl or tsv; by the ending of --output if left out.")
     ] = None,
@@ -433,7 +444,9 @@ def predict(
     if not (many or launch.is_first):
         return
     queries = iter([Query("1", text)]) if text is not None else iter(()) if many else read_texts(input_path)
-    predictor = Predictor.load(run, head=_head(head), memory=memory, dial=dial, index=_exact(index))
+    predictor = Predictor.load(
+        run, head=_head(head), memory=memory, dial=dial, index=_exact(index), runtime=_runtime(runtime)
+    )
     if precision is not None or best_f1:
         threshold = predictor.find_threshold(precision=precision)
     if many and output_path is not None:
@@ -486,6 +499,31 @@ def index_command(
 
 
 @app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Weights in 8 bits: faster, not equal; needs --data to measure the loss.")
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option(help="A data set whose test queries it is checked on; the model's own if left out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a transformer's query encoder as an ONNX file beside the model, checked against torch, for --runtime onnx.
+
+    Example: dexter export runs/pydocs
+
+    Example: dexter export runs/pydocs --int8 --data data/pydocs
+    """
+    from dataclasses import asdict
+
+    from dexter.exporting import export_run
+
+    report = export_run(run, int8=int8, data=None if data is None else _load(data))
+    _echo_json(asdict(report)) if as_json else typer.echo(report.render())
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run folders; each is held against the first.")],
     data: Annotated[str, typer.Option("--data", help="The data set whose test split is scored.")],
@@ -519,6 +557,7 @@ def serve(
     ] = True,
     insecure: Annotated[bool, typer.Option("--insecure", help="A public address without an API key.")] = False,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="One line on stderr per request.")] = False,
+    runtime: RuntimeOption = "torch",
 ) -> None:
     """Serve runs over HTTP, with a page at /, until SIGTERM or Ctrl-C; DEXTER_API_KEY or DEXTER_API_KEY_FILE has a key.
 
@@ -540,6 +579,7 @@ def serve(
         keep_edits=keep_edits,
         insecure=insecure,
         log_requests=log_requests,
+        runtime=_runtime(runtime),
     )
     serve_runs(name_runs(runs), settings)
 
@@ -579,13 +619,15 @@ def _evaluate_dial(
     memory: bool | None,
     propensity: tuple[float, float],
     plot: Path | None,
+    runtime: Runtime,
     *,
     as_json: bool,
 ) -> None:
     from dexter.evaluation.dial import dial_curve
     from dexter.predictor import Predictor
 
-    curve = dial_curve(Predictor.load(run, head=head, memory=memory), dataset, propensity=propensity)
+    predictor = Predictor.load(run, head=head, memory=memory, runtime=runtime)
+    curve = dial_curve(predictor, dataset, propensity=propensity)
     if plot is not None:
         curve.save_plot(plot)
     if as_json:
@@ -622,6 +664,14 @@ def _exact(name: str | None) -> Literal["exact"] | None:
     if name not in (None, "exact"):
         raise UsageError(f"--index {name!r}: expected exact, or nothing for the run's own (see dexter index --help)")
     return "exact" if name == "exact" else None
+
+
+def _runtime(name: str) -> Runtime:
+    if name == "torch":
+        return "torch"
+    if name == "onnx":
+        return "onnx"
+    raise UsageError(f"--runtime {name!r}: expected torch or onnx (see dexter export --help)")
 
 
 def _echo_json(value: Any) -> None:

@@ -119,6 +119,18 @@ def verify_manifest(folder: str | Path) -> None:
             raise ModelError(f"{path}: differs from its manifest (torn or altered): restore the folder from a copy")
 
 
+def read_sealed(folder: Path, name: str) -> bytes:
+    """The content of a file that a folder's manifest lists: what is returned is what was checked."""
+    entry, path = read_manifest(folder).get(name), folder / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}): restore the folder from a copy") from None
+    if entry != (len(content), hashlib.sha256(content).hexdigest()):
+        raise ModelError(f"{path}: differs from its manifest (torn or altered): restore the folder from a copy")
+    return content
+
+
 def remove_leftovers(folder: str | Path) -> None:
     """Delete temporary files and folders that killed writers left behind directly below a folder."""
     for path in Path(folder).glob(f"{_TEMPORARY}*"):

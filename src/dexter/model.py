@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,9 @@ from dexter.inference.scoring import Scoring, read_tuned
 from dexter.ranks import OneProcess, Ranks
 
 if TYPE_CHECKING:
+    from dexter.data.tokens import Tokens
     from dexter.encoders import TextEncoder
+    from dexter.encoders.onnx_runtime import OnnxEncoder
 
 FORMAT_VERSION = 1
 _FOLDER = "dexter"
@@ -98,6 +100,8 @@ class Model:
     """The training queries, where they are kept."""
     scoring: Scoring = field(default_factory=Scoring)
     """How scores become predictions, as tuned."""
+    query_encoder: OnnxEncoder | None = None
+    """What encodes queries in place of `encoder`; labels are always encoded by that."""
 
     @property
     def has_prior(self) -> bool:
@@ -125,8 +129,14 @@ class Model:
 
     def encode_queries(self, texts: Sequence[str]) -> Tensor:
         """What the encoder makes of query texts, before any head."""
-        tokens = self.encoder.tokenize(texts, side="query")
-        return embed(self.encoder, tokens, device=self.representations_LD.device)
+        return self.encode_tokens(self.encoder.tokenize(texts, side="query"), side="query")
+
+    def encode_tokens(self, tokens: Tokens, *, side: Literal["query", "label"]) -> Tensor:
+        """What the encoder makes of texts of a side that are tokenised already."""
+        device = self.representations_LD.device
+        if side == "query" and self.query_encoder is not None:
+            return self.query_encoder.embed(tokens).to(device)
+        return embed(self.encoder, tokens, device=device)
 
     def search_vectors(
         self, representations_ND: Tensor, *, head: HeadName | None = None, dial: float | None = None
@@ -175,8 +185,7 @@ class Model:
 
     def encode_labels(self, texts: Sequence[str]) -> Tensor:
         """What the encoder makes of label texts."""
-        tokens = self.encoder.tokenize(texts, side="label")
-        return embed(self.encoder, tokens, device=self.representations_LD.device)
+        return self.encode_tokens(self.encoder.tokenize(texts, side="label"), side="label")
 
     def meanings(self, representations_ND: Tensor | None = None) -> Tensor:
         """What the dual encoder makes of labels (all of them if left out), without priors: for comparing labels."""

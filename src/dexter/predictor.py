@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,16 @@ from dexter.live.edits import EditResult, LabelEdit
 from dexter.live.journal import LabelJournal
 from dexter.live.live_model import LiveModel, LiveState, find_similar
 from dexter.live.similar import SimilarLabel
-from dexter.model import Labels, Model, fingerprint, model_folder
+from dexter.model import Labels, Model, encoder_fingerprint, fingerprint, model_folder
 from dexter.ranking import TopK
+
+if TYPE_CHECKING:
+    from dexter.encoders import TextEncoder
+    from dexter.encoders.transformer import TransformerEncoder
+
+log = logging.getLogger("dexter")
+Runtime = Literal["torch", "onnx"]
+"""What encodes queries."""
 
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1_024, 2**24
 """A stream is predicted in blocks of so many texts, fewer where they are long."""
@@ -105,6 +114,7 @@ class Predictor:
         device: str = "cpu",
         persistent: bool = False,
         index: Literal["exact"] | None = None,
+        runtime: Runtime = "torch",
     ) -> Predictor:
         """Open a run folder, or the model folder in it, with the labels as they were last changed on disk.
 
@@ -117,9 +127,10 @@ class Predictor:
             device: where to compute.
             persistent: whether changes of labels are written to the folder too, or live in this predictor only.
             index: "exact" to look at every label; None: the run's index where it has one.
+            runtime: "onnx" encodes queries, on a CPU, with what `dexter export` made.
         """
         folder = model_folder(run)
-        reload = partial(Model.load, folder, device=device)
+        reload = partial(_load_model, folder, device=device, runtime=runtime)
         model, known = reload(), fingerprint(folder)
         journal = LabelJournal(folder, fingerprint=known, dimension=model.encoder.dimension)
         return cls(
@@ -350,6 +361,33 @@ class Predictor:
         if self.uses_memory:
             parts["memory"] = _votes(model, representations_ND)[:, rows].toarray() * _vote_scale(model)
         return parts
+
+
+def check_exportable(encoder: TextEncoder) -> TransformerEncoder:
+    """The encoder, which must be a transformer."""
+    from dexter.encoders.transformer import TransformerEncoder
+
+    if not isinstance(encoder, TransformerEncoder):
+        raise UsageError(
+            "this run has a static encoder, which looks its tokens up in a table: ONNX is for transformers, and would "
+            "make nothing faster here"
+        )
+    return encoder
+
+
+def _load_model(folder: Path, *, device: str, runtime: Runtime) -> Model:
+    """The published model, with queries encoded by the runtime."""
+    if runtime == "onnx" and device != "cpu":
+        raise UsageError(f"runtime onnx encodes on a CPU, the device is {device!r}: leave one of them out")
+    model = Model.load(folder, device=device)
+    if runtime == "torch":
+        return model
+    encoder = check_exportable(model.encoder)
+    from dexter.encoders.onnx_folder import export_folder, open_export
+
+    exported, facts = open_export(export_folder(folder), encoder, fingerprint=encoder_fingerprint(folder))
+    log.info("queries are encoded by ONNX Runtime, %s", facts.describe_loss() or facts.precision)
+    return replace(model, query_encoder=exported)
 
 
 def _votes(model: Model, representations_ND: Tensor) -> csr_matrix:

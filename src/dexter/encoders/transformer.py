@@ -83,8 +83,9 @@ class TransformerEncoder(nn.Module):
         self.dimension = _dimension(layout.projection, hidden_size=model.config.hidden_size)
         self._pretrained_tokenizer = tokenizer
         self._limited_tokenizers: dict[Side, LimitedTokenizer] = {}
-        self._padding_id = int(tokenizer.pad_token_id or 0)
-        self._first_position = first_position(model.config)
+        self.padding_id = int(tokenizer.pad_token_id or 0)
+        self.first_position = first_position(model.config)
+        """Of a text's first token, where positions are counted per text; None where the architecture has others."""
 
     @classmethod
     def from_pretrained(
@@ -152,7 +153,7 @@ class TransformerEncoder(nn.Module):
             cache=None if cache is None else Path(cache),
             progress=progress,
         )
-        return _fill_empty(tokens, self._padding_id)
+        return _fill_empty(tokens, self.padding_id)
 
     def _limited_tokenizer(self, side: Side) -> LimitedTokenizer:
         """The tokenizer with the limits of a side, made when it is first needed."""
@@ -196,24 +197,28 @@ class TransformerEncoder(nn.Module):
         save_model(folder, self.model, self._pretrained_tokenizer)
         write_layout(folder, self.layout, hidden_size=self.model.config.hidden_size)
 
+    def attend_plainly(self) -> None:
+        """Attend by matrix products and a softmax, as the exporter of graphs likes it, until the next batch."""
+        self._attend_with("eager")
+
     def _packs(self, device: torch.device) -> bool:
         wanted = device.type == "cpu" if self.packed is None else self.packed
-        return wanted and self._first_position is not None
+        return wanted and self.first_position is not None
 
     def _forward_packed(self, ids: Tensor, offsets: Tensor) -> Tensor:
-        assert self._first_position is not None
+        assert self.first_position is not None
         self._attend_with(PACKED_ATTENTION)
         packed = pack(ids, offsets)
         states_1TD = self.model(
             input_ids=packed.ids[None],
-            position_ids=packed.positions[None] + self._first_position,
+            position_ids=packed.positions[None] + self.first_position,
             packed_groups=packed.groups,
         ).last_hidden_state
         return pool_packed(states_1TD[0], packed, self._pooling)
 
     def _forward_padded(self, ids: Tensor, offsets: Tensor) -> Tensor:
         self._attend_with("sdpa" if self.model._supports_sdpa else "eager")
-        ids_NL, mask_NL = pad(ids, offsets, self._padding_id)
+        ids_NL, mask_NL = pad(ids, offsets, self.padding_id)
         states_NLD = self.model(input_ids=ids_NL, attention_mask=mask_NL.long()).last_hidden_state
         return pool_padded(states_NLD, mask_NL, self._pooling)
 

@@ -24,7 +24,17 @@ from dexter.evaluation.reports import Report
 from dexter.files import write_json
 
 RECORD_VERSION = 1
-_PACKAGES = ("dexter-xmc", "numpy", "scipy", "torch", "transformers", "tokenizers", "scikit-learn", "faiss-cpu")
+_PACKAGES = (
+    "dexter-xmc",
+    "numpy",
+    "scipy",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "scikit-learn",
+    "faiss-cpu",
+    "onnxruntime",
+)
 
 
 def make_record(
@@ -41,6 +51,7 @@ def make_record(
     scoring: Mapping[str, Any] | None = None,
     seed: int | None = None,
     dtype: str | None = None,
+    runtime: str | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
     device: str | None = None,
@@ -61,7 +72,8 @@ def make_record(
         index_recall: the index's measured recall against exact search.
         scoring: what else the ranking depends on: memory, dial.
         seed: of the training run.
-        dtype: of the embeddings.
+        dtype: of the encoder's weights.
+        runtime: what encoded the queries.
         batch_size: of encoding.
         max_length: tokens per text.
         device: where the model ran.
@@ -99,6 +111,7 @@ def make_record(
             "head": head,
             "seed": seed,
             "dtype": dtype,
+            "runtime": runtime,
             "batch_size": batch_size,
             "max_length": max_length,
         },

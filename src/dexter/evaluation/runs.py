@@ -23,7 +23,7 @@ from dexter.evaluation.tables import render_comparison, render_table
 from dexter.inference.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
 from dexter.metrics import overfetch, remove_filtered
 from dexter.metrics.hits import member_mask
-from dexter.predictor import Predictor
+from dexter.predictor import Predictor, Runtime
 from dexter.ranking import TopK
 from dexter.training.distributed import World, joined
 
@@ -114,10 +114,12 @@ def evaluate_run(
     propensity: tuple[float, float] = (0.55, 1.5),
     record: Path | None = None,
     index: Literal["exact"] | None = None,
+    runtime: Runtime = "torch",
 ) -> Evaluation:
     """Evaluate, and write the result record (below the run folder unless another path is given)."""
     started = time.monotonic()
-    predictor = Predictor.load(run, head=head, memory=memory, dial=dial, index=index)
+    predictor = Predictor.load(run, head=head, memory=memory, dial=dial, index=index, runtime=runtime)
+    exported = predictor.model.query_encoder
     with joined() as world:
         report = evaluate(predictor, dataset, ks=ks, propensity=propensity, world=world)
     described = make_record(
@@ -131,7 +133,8 @@ def evaluate_run(
         index_recall=predictor.index.recall,
         scoring=predictor.scoring,
         seed=predictor.model.facts.get("seed"),
-        dtype="float32",
+        dtype="float32" if exported is None else exported.precision,
+        runtime=runtime,
         device=str(predictor.model.representations_LD.device),
         wall_seconds=time.monotonic() - started,
     )

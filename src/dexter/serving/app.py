@@ -80,7 +80,7 @@ def _open(name: str, source: Predictor | Path, settings: ServeSettings, metrics:
 
 
 def _loader(settings: ServeSettings) -> Callable[[Path], Predictor]:
-    return partial(Predictor.load, persistent=settings.keep_edits)
+    return partial(Predictor.load, persistent=settings.keep_edits, runtime=settings.runtime)
 
 
 @asynccontextmanager

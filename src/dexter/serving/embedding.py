@@ -31,11 +31,9 @@ def embed_texts(model: Model, texts: Sequence[str], *, side: Side) -> list[Embed
     """Embed texts as queries or as labels, without the label prior."""
     import torch
 
-    from dexter.encoders.embed import embed
-
     tokens = model.encoder.tokenize(texts, side=side)
     with torch.inference_mode():
-        vectors_ND = model.head.queries(embed(model.encoder, tokens, device=model.representations_LD.device))
+        vectors_ND = model.head.queries(model.encode_tokens(tokens, side=side))
     if model.head.prior is not None:
         vectors_ND = vectors_ND[:, :-1]
     return [Embedded(*each) for each in zip(vectors_ND.cpu().numpy(), tokens.lengths.tolist(), strict=True)]

@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from dexter.errors import ResourceError, UsageError
 
@@ -31,6 +32,8 @@ class ServeSettings:
 
     keep_edits: bool = True
     """Whether edits of labels are written to the run folders, or forgotten when the service ends."""
+    runtime: Literal["torch", "onnx"] = "torch"
+    """What encodes queries of run folders; onnx needs their exports."""
     follow_seconds: float = 2.0
     """How often run folders are looked at for another model and for edits of other processes."""
 
