@@ -28,6 +28,7 @@ def serve(runs: Mapping[str, Path], settings: ServeSettings) -> None:
         config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, lifespan="on")
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        listener.listen(config.backlog)  # from now on a client waits; it is not refused
         log.info("serving %s on %s (Ctrl-C stops)", ", ".join(runs), address)
         _DrainingServer(config, app.state.service.traffic, settings.drain_seconds).run(sockets=[listener])
 
