@@ -220,3 +220,18 @@ def test_a_predictor_that_is_let_go_is_gone(trained):
     left = weakref.ref(predictor.model)
     del predictor
     assert left() is None
+
+
+def test_a_variant_ranks_as_a_predictor_of_its_own_and_shares_what_is_the_same(trained, world):
+    texts, predictor = world.test.texts[:20], Predictor.load(trained)
+    assert predictor.model.has_prior
+    turned = predictor.variant(dial=0.3)
+    assert turned.index is predictor.index
+    assert turned.predict(texts) == Predictor.load(trained, dial=0.3).predict(texts)
+    for head in predictor.model.heads:
+        assert predictor.variant(head=head).predict(texts) == Predictor.load(trained, head=head).predict(texts)
+    assert predictor.variant().predict(texts) == predictor.predict(texts)
+    predictor.add_labels([("new", texts[0])])
+    assert "new" in predictor.variant(dial=0.3).labels.ids and "new" not in turned.labels.ids
+    turned.remove_labels([turned.labels.ids[0]])
+    assert len(turned.index.vectors_LD) == len(turned.labels.ids) == world.num_labels - 1

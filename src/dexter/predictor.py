@@ -82,6 +82,7 @@ class Predictor:
         persistent: bool = False,
         reload: Callable[[], Model] | None = None,
         stored: RunIndex | None = None,
+        index: Index | None = None,
     ) -> None:
         self.head = head or model.default_head
         """Which of the model's heads ranks the labels."""
@@ -97,7 +98,11 @@ class Predictor:
         chosen, weight = self.head, self.dial
         self._live = LiveModel(
             model,
-            derive=lambda model: index_labels(model, head=chosen, dial=weight, stored=stored),
+            derive=lambda current: (
+                index
+                if index is not None and current is model
+                else index_labels(current, head=chosen, dial=weight, stored=stored)
+            ),
             journal=journal,
             persistent=persistent,
             reload=reload,
@@ -143,6 +148,25 @@ class Predictor:
             persistent=persistent,
             reload=reload,
             stored=None if index == "exact" else open_run_index(folder),
+        )
+
+    def variant(
+        self, *, head: HeadName | None = None, memory: bool | None = None, dial: float | None = None
+    ) -> Predictor:
+        """A predictor of the labels as they are now that ranks in another way; what is left out stays as it is here.
+
+        It shares the model, and the label vectors where only memory or dial differ. Later edits do not reach it.
+        """
+        state = self._live.state
+        head, dial = head or self.head, self.dial if dial is None else checked_dial(dial)
+        is_same = head == self.head and (state.model.has_prior or dial == self.dial)
+        return Predictor(
+            state.model,
+            head=head,
+            memory=self.uses_memory if memory is None else memory,
+            dial=dial,
+            fingerprint=self.fingerprint,
+            index=state.derived if is_same else None,
         )
 
     @property

@@ -53,7 +53,7 @@ class Duplicate:
 
 def normal_text(text: str) -> str:
     """A text without what does not change its meaning: case, width of characters, spaces, punctuation."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
+    plain = (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold()
     return _NOT_WORDS.sub(" ", plain).strip() or plain.strip()
 
 

@@ -200,12 +200,15 @@ class Run:
         return [Answer(version, labels, predictor) for labels in found]
 
     def _predictor(self, base: Predictor, variant: Variant) -> Predictor:
-        """The predictor of a variant: it shares the model, and has label vectors of its own."""
+        """The predictor of a variant: it shares the model, and the label vectors of another with its head."""
         if variant == Variant().resolved(base):
             return base
         derived = self._variants.get(variant)
         if derived is None or (derived.base, derived.version) != (base, base.version):
-            predictor = Predictor(base.model, head=variant.head, memory=variant.memory, dial=variant.dial)
+            others = (other for other in self._variants.values() if other[:2] == (base, base.version))
+            akin = (predictor for predictor in (base, *(other.predictor for other in others)))
+            source = next((predictor for predictor in akin if predictor.head == variant.head), base)
+            predictor = source.variant(head=variant.head, memory=variant.memory, dial=variant.dial)
             derived = self._variants[variant] = _Derived(base, base.version, predictor)
             if len(self._variants) > self._max_variants:
                 self._variants.popitem(last=False)
