@@ -65,7 +65,7 @@ def test_the_same_model_has_the_same_fingerprint_and_a_changed_one_another(train
 
 
 @pytest.mark.parametrize(
-    "text", ["line\u2028break\u2029s", "next\x85line", "form\x0cfeed\x1c", "tab\tand\nfeed\r", "", "🙂"]
+    "text", ["line\u2028break\u2029s", "next\x85line", "form\x0cfeed\x1c", "tab\tand\nfeed\r", " padded ", "🙂"]
 )
 def test_any_label_text_survives(trained, tmp_path, text):
     model = Model.load(trained / "model")
