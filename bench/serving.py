@@ -18,14 +18,16 @@ import argparse
 import asyncio
 import json
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -151,7 +153,7 @@ def measure_limits(folder: Path, texts: Sequence[str], seconds: float) -> None:
         asyncio.run(ask(service.port, texts, clients=8, num_requests=WARM_REQUESTS))
         for announced in (True, False):
             before, started = service.resident_mb(), time.perf_counter()
-            status, sent = asyncio.run(send_large(service.port, announced))
+            status, sent = send_large(service.port, announced=announced)
             took, after = time.perf_counter() - started, service.resident_mb()
             how = "announced" if announced else "in chunks"
             print(
@@ -281,24 +283,19 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bool]:
     return int(head[9:12]), b"connection: close" in head
 
 
-async def send_large(port: int, announced: bool) -> tuple[int, int]:
-    """Send a large body until there is an answer: its status, and how much was sent."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+def send_large(port: int, *, announced: bool) -> tuple[int, int]:
+    """Send a large body until there is an answer: its status (0: none arrived), and how much was sent."""
     length = b"Content-Length: %d" % LARGE_BODY if announced else b"Transfer-Encoding: chunked"
-    writer.write(HEAD + length + b"\r\n\r\n")
-    answer = asyncio.create_task(read_answer(reader))
-    part, sent = b" " * 2**16, 0
-    try:
-        while not answer.done() and sent < LARGE_BODY:
-            writer.write(part if announced else b"10000\r\n" + part + b"\r\n")
-            await writer.drain()
-            sent += len(part)
-            await asyncio.sleep(0)
-    except ConnectionError:
-        pass
-    status, _ = await answer
-    writer.close()
-    return status, sent
+    part, sent, answer = b" " * 2**16, 0, b""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(HEAD + length + b"\r\n\r\n")
+            while sent < LARGE_BODY and not select.select([connection], [], [], 0)[0]:
+                connection.sendall(part if announced else b"10000\r\n" + part + b"\r\n")
+                sent += len(part)
+        with suppress(ConnectionError):
+            answer = connection.recv(2**16)
+    return int(answer.split(b" ", 2)[1]) if answer else 0, sent
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def ask_many(app, count, **options):
 
 @pytest.mark.parametrize("limits", [{"max_in_flight": 3}, {"max_queued_texts": 2, "batch_texts": 1}])
 def test_too_many_at_a_time_are_told_to_come_back(trained, limits):
-    app = create_app(Predictor.load(trained), ServeSettings(**limits))
+    app = create_app(Predictor.load(trained), ServeSettings(busy_wait_seconds=0.05, **limits))
     answers = ask_many(app, 40)
     refused = [answer for answer in answers if answer.status_code == 429]
     assert 0 < len(refused) < 40
@@ -104,6 +104,11 @@ def test_too_many_at_a_time_are_told_to_come_back(trained, limits):
         assert answer.headers["retry-after"] == "1"
     assert app.state.service.traffic.in_flight == 0
     assert [answer.status_code for answer in ask_many(app, 2)] == [200, 200]
+
+
+def test_one_too_many_waits_for_a_place(trained):
+    app = create_app(Predictor.load(trained), ServeSettings(max_in_flight=1, busy_wait_seconds=2.0))
+    assert sorted(answer.status_code for answer in ask_many(app, 2)) == [200, 200]
 
 
 def test_an_answer_that_takes_too_long_is_given_up(trained, monkeypatch):

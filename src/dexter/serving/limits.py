@@ -1,4 +1,4 @@
-"""What is refused before it is read, in this order: strangers, requests too many, bodies too large; and time-outs."""
+"""What is refused before it is read, in this order: strangers, bodies too large, requests too many; and time-outs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,14 @@ class GateMiddleware:
         """Answer one request."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             return await self.app(scope, receive, send)
-        if problem := self._refusal(scope["method"], Headers(scope=scope)):
+        method, headers = scope["method"], Headers(scope=scope)
+        problem = self._refusal(method, headers)
+        if problem is None and self._is_full:
+            await asyncio.sleep(self.settings.busy_wait_seconds)
+            problem = self._refusal(method, headers)
+        if problem is None and self._is_full:
+            problem = busy(f"{self.settings.max_in_flight} requests are under way")
+        if problem is not None:
             return await problem.response(scope)(scope, receive, send)
         self.traffic.in_flight += 1
         try:
@@ -55,13 +62,15 @@ class GateMiddleware:
         if not self.keys.allow(headers):
             challenge = {"WWW-Authenticate": 'Basic realm="dexter", charset="UTF-8"'}
             return Problem(401, "key", "an API key is needed: Authorization: Bearer KEY", headers=challenge)
-        if self.traffic.in_flight >= self.settings.max_in_flight:
-            return busy(f"{self.settings.max_in_flight} requests are under way")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.settings.max_body_bytes:
             detail = f"a request may have {self.settings.max_body_bytes:,} bytes"
             return Problem(413, "too_large", detail, headers=_CLOSE)
         return None
+
+    @property
+    def _is_full(self) -> bool:
+        return self.traffic.in_flight >= self.settings.max_in_flight
 
     async def _timed(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer within the time-out; 408 where the request itself was not all there, 504 where we were slow."""

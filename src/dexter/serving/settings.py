@@ -46,7 +46,9 @@ class ServeSettings:
     max_k: int = 1_000
     """Labels per text."""
     max_in_flight: int = 512
-    """Requests at a time; more are told to come back."""
+    """Requests at a time; one more waits a little for a place, and is told to come back."""
+    busy_wait_seconds: float = 1.0
+    """How long it waits. Clients that ask again at once could otherwise keep the service busy with refusals."""
     timeout_seconds: float = 30.0
     """A request that is not answered by then is given up."""
     drain_seconds: float = 30.0
@@ -98,6 +100,7 @@ _LEAST: dict[str, float] = {
     "max_characters": 1,
     "max_k": 1,
     "max_in_flight": 1,
+    "busy_wait_seconds": 0,
     "timeout_seconds": 0.001,
     "drain_seconds": 0,
     "batch_texts": 1,
