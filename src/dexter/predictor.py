@@ -306,9 +306,12 @@ class Predictor:
         """
         return self.edit_labels(LabelEdit(rename=labels, keep_vectors=keep_vectors))
 
-    def edit_labels(self, edit: LabelEdit) -> EditResult:
-        """Remove, rename and add labels as one change: all of it, or nothing; on disk first if `persistent`."""
-        return self._live.edit(edit)
+    def edit_labels(self, edit: LabelEdit, *, expected: int | None = None) -> EditResult:
+        """Remove, rename and add labels as one change: all of it, or nothing; on disk first if `persistent`.
+
+        With `expected` only if that is the labels' version, what other processes changed on disk included.
+        """
+        return self._live.edit(edit, expected=expected)
 
     def refresh_labels(self) -> bool:
         """Take up what other processes changed in the folder since; whether there was anything."""

@@ -10,7 +10,7 @@ from tests.live.conftest import same_labels
 
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
-from dexter.live.edits import LabelEdit
+from dexter.live.edits import LabelEdit, VersionConflict
 
 
 def test_every_change_has_a_version_of_its_own(run):
@@ -172,3 +172,12 @@ def test_a_replaced_model_is_noticed(run, tmp_path):
     other.model.save(run / "model")
     with pytest.raises(ModelError, match="was replaced since it was loaded"):
         predictor.add_labels([("x", "river")])
+
+
+def test_an_edit_for_another_version_is_refused_also_when_another_process_made_it(run):
+    ours, theirs = (Predictor.load(run, persistent=True) for _ in range(2))
+    theirs.add_labels([("theirs", "zebra")])
+    with pytest.raises(VersionConflict, match="at version 1, the edit is for 0"):
+        ours.edit_labels(LabelEdit(add=[("ours", "zither")]), expected=0)
+    assert "ours" not in Predictor.load(run).labels.ids
+    assert ours.edit_labels(LabelEdit(add=[("ours", "zither")]), expected=1).version == 2

@@ -25,6 +25,13 @@ class LabelEdit:
     """Whether new labels may have ids of labels that were removed."""
 
 
+class VersionConflict(UsageError):
+    """The labels have changed since the version that an edit was made for."""
+
+    def __init__(self, *, expected: int, version: int) -> None:
+        super().__init__(f"the labels are at version {version}, the edit is for {expected}: look again, then edit")
+
+
 @dataclass(frozen=True)
 class EditResult:
     """What came of an edit."""

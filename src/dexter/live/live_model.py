@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Generic, NamedTuple, TypeVar
 
 from dexter.errors import UsageError
-from dexter.live.edits import EditResult, LabelEdit, check_edit
+from dexter.live.edits import EditResult, LabelEdit, VersionConflict, check_edit
 from dexter.live.journal import LabelJournal
 from dexter.live.replay import Entry, apply, compacted, fold, make_entry
 from dexter.live.similar import Duplicate, SimilarLabel, duplicates, similar_labels
@@ -63,10 +63,12 @@ class LiveModel(Generic[Derived]):
         self._only_in_memory = False
         self.state: LiveState[Derived] = self._read(model)
 
-    def edit(self, edit: LabelEdit) -> EditResult:
-        """Change the labels: on disk and then in memory, or not at all."""
+    def edit(self, edit: LabelEdit, *, expected: int | None = None) -> EditResult:
+        """Change the labels: on disk and then in memory, or not at all; with `expected`, only at that version."""
         with self._editing, self._writing():
             state = self.state
+            if expected is not None and expected != state.version:
+                raise VersionConflict(expected=expected, version=state.version)
             check_edit(edit, state.model.labels.ids, state.retired)
             if not (edit.remove or edit.rename or edit.add):
                 return EditResult(state.version, [])

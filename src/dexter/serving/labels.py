@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.live.edits import LabelEdit
+from dexter.live.edits import LabelEdit, VersionConflict
 from dexter.live.similar import SimilarLabel
 from dexter.model import Labels
 from dexter.serving.problems import Problem
@@ -25,7 +25,7 @@ from dexter.serving.protocol import (
     SimilarLabels,
     to_json,
 )
-from dexter.serving.runs import Run, VersionConflict
+from dexter.serving.runs import Run
 from dexter.serving.service import Service
 
 IfMatch = Annotated[str | None, Header(max_length=40, description="Edit only if this is the version of the labels.")]

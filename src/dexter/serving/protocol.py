@@ -117,7 +117,7 @@ class NewLabel(Wire):
     """A label to add."""
 
     id: Text = Field(min_length=1, max_length=1_000)
-    text: Text = Field(min_length=1, max_length=20_000)
+    text: Text = Field(min_length=1, max_length=20_000, pattern=r"\S", description="Not only blanks.")
 
 
 class AddLabelsRequest(Wire):

@@ -88,10 +88,6 @@ class NotReady(Exception):
     """The run has no model yet."""
 
 
-class VersionConflict(Exception):
-    """The labels are not those that the editor has seen."""
-
-
 class Run:
     """A predictor with its queue, its worker thread and the versions of its labels."""
 
@@ -171,7 +167,7 @@ class Run:
 
     async def edit(self, edit: LabelEdit, *, expected: int | None = None) -> EditResult:
         """Change the labels; with `expected`, only if that is their version."""
-        return await self.in_editor(lambda: self._edit(edit, expected))
+        return await self.in_editor(lambda: self.predictor.edit_labels(edit, expected=expected))
 
     async def look(self, ask: Callable[[Predictor], T]) -> Seen[T]:
         """Ask the predictor something about its labels, and know of which version the answer is."""
@@ -185,11 +181,6 @@ class Run:
         """End the threads once they have done what they were given."""
         for thread in (self._worker, self._editor, self._explainer):
             thread.shutdown(wait=True, cancel_futures=True)
-
-    def _edit(self, edit: LabelEdit, expected: int | None) -> EditResult:
-        if expected is not None and expected != self.predictor.version:
-            raise VersionConflict
-        return self.predictor.edit_labels(edit)
 
     def _predict(self, question: Question, texts: list[str]) -> list[Answer]:
         def ask(base: Predictor) -> tuple[Predictor, list[list[Prediction]]]:
