@@ -22,6 +22,7 @@ DRIVERS = (
     "indexing",
     "serving",
     "cli",
+    "cli_data",
     "cli_labels",
     "demo",
     "streams",

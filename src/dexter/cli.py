@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from dexter import __version__
+from dexter.cli_data import LabelColumn, OnError, Separator, TextColumn, data_app, load
 from dexter.cli_labels import labels_app
 from dexter.errors import DexterError, UsageError
 from dexter.launch import read_launch
@@ -41,7 +42,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data_app = typer.Typer(help="Make, check and convert data sets.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 app.add_typer(labels_app, name="labels")
 
@@ -51,12 +51,6 @@ _ClickError: type[Any] = typer.BadParameter.__mro__[2]
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set train.epochs=5.")]
-OnError = Annotated[str, typer.Option("--on-error", help="What to do with bad lines: fail or skip.")]
-TextColumn = Annotated[str | None, typer.Option(help="Tables: the text column, or several joined by +.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column of labels.")]
-Separator = Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")]
-
-
 Propensity = Annotated[str, typer.Option(help="Propensity constants: default, amazon or wikipedia.")]
 Head = Annotated[
     str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
@@ -139,73 +133,6 @@ def demo(
     run_demo(out, overrides=parse_overrides(settings or []))
 
 
-@data_app.command("build")
-def data_build(
-    name: Annotated[str, typer.Argument(help="pydocs (installed Python packages) or debian (the apt index).")],
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
-) -> None:
-    """Make a data set from what is installed on this machine.
-
-    Example: dexter data build pydocs --out data/pydocs
-    """
-    from dexter.data.formats import save_dataset
-    from dexter.data.sources import build
-
-    dataset = build(name)
-    save_dataset(dataset, out, replace=force)
-    typer.echo(f"{out}: {_size(dataset)}")
-
-
-@data_app.command("check")
-def data_check(
-    path: Annotated[str, typer.Argument(help="A data set: folder, file, or the name of a built-in one.")],
-    plot: Annotated[Path | None, typer.Option(help="Also write the Zipf plot as a PNG.")] = None,
-    on_error: OnError = "fail",
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    label_separator: Separator = None,
-    as_json: Json = False,
-) -> None:
-    """Validate and describe: counts, label frequencies, duplicates, leaks, each problem with file and line.
-
-    Example: dexter data check data/pydocs
-    """
-    from dexter.data.check import check
-    from dexter.data.plots import save_zipf_plot
-
-    dataset = _load(path, on_error, text_column, label_column, label_separator)
-    report = check(dataset, folder=Path(path) if Path(path).exists() else None)
-    if plot is not None:
-        save_zipf_plot(dataset, plot)
-    if as_json:
-        _echo_json(report.to_json())
-    else:
-        typer.echo(report.render())
-
-
-@data_app.command("convert")
-def data_convert(
-    source: Annotated[Path, typer.Argument(help="The data set to read.")],
-    target: Annotated[Path, typer.Argument(help="The folder to make.")],
-    to: Annotated[str, typer.Option(help="The format to write; a wrong name lists them.")] = "jsonl",
-    on_error: OnError = "fail",
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    label_separator: Separator = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
-) -> None:
-    """Read one format and write another; nothing is half-written.
-
-    Example: dexter data convert articles.csv data/articles --to jsonl
-    """
-    from dexter.data.formats import save_dataset
-
-    dataset = _load(str(source), on_error, text_column, label_column, label_separator)
-    save_dataset(dataset, target, format=to, replace=force)
-    typer.echo(f"{target}: {_size(dataset)}")
-
-
 @app.command()
 def train(
     data: Annotated[str, typer.Argument(help="A data set: folder, file, or the name of a built-in one.")],
@@ -227,7 +154,7 @@ def train(
     from dexter.config import parse_overrides
     from dexter.training import train as train_run
 
-    dataset = _load(data, on_error, text_column, label_column, label_separator)
+    dataset = load(data, on_error, text_column, label_column, label_separator)
     run = train_run(
         dataset,
         recipe=recipe,
@@ -279,7 +206,7 @@ def plan(
         "gpu_memory": gpu_memory,
     }
     if data is not None and queries is None and labels is None:
-        found = plan_data(_load(data), **shared)
+        found = plan_data(load(data), **shared)
     elif data is None and queries is not None and labels is not None:
         found = plan_counts(
             num_queries=queries,
@@ -332,7 +259,7 @@ def evaluate(
     from dexter.evaluation.runs import TABLE_COLUMNS, evaluate_run
     from dexter.evaluation.tables import describe_calibration, render_table
 
-    dataset = _load(data, on_error, text_column, label_column, label_separator)
+    dataset = load(data, on_error, text_column, label_column, label_separator)
     if unseen is not None:
         if runtime != "torch":
             raise UsageError("--unseen trains again, and what it trains has no export: leave --runtime out")
@@ -380,7 +307,7 @@ def tune(
     """
     from dexter.training.tuning import tune as tune_run
 
-    scoring = tune_run(run, _load(data), metric=metric)
+    scoring = tune_run(run, load(data), metric=metric)
     if as_json:
         _echo_json(scoring.to_json())
     else:
@@ -519,7 +446,7 @@ def export(
 
     from dexter.exporting import export_run
 
-    report = export_run(run, int8=int8, data=None if data is None else _load(data))
+    report = export_run(run, int8=int8, data=None if data is None else load(data))
     _echo_json(asdict(report)) if as_json else typer.echo(report.render())
 
 
@@ -537,7 +464,7 @@ def compare(
     """
     from dexter.evaluation.runs import compare_runs
 
-    found = compare_runs(runs, _load(data), ks=k or None, propensity=_propensity(propensity))
+    found = compare_runs(runs, load(data), ks=k or None, propensity=_propensity(propensity))
     if as_json:
         _echo_json(found.to_json())
     else:
@@ -584,27 +511,6 @@ def serve(
     serve_runs(name_runs(runs), settings)
 
 
-def _load(
-    path: str,
-    on_error: str = "fail",
-    text_column: str | None = None,
-    label_column: str | None = None,
-    label_separator: str | None = None,
-) -> Any:
-    from dexter.data.formats import load_dataset
-
-    policy: Literal["fail", "skip"]
-    if on_error == "fail":
-        policy = "fail"
-    elif on_error == "skip":
-        policy = "skip"
-    else:
-        raise UsageError(f"--on-error {on_error!r}: expected fail or skip")
-    return load_dataset(
-        path, on_error=policy, text_column=text_column, label_column=label_column, label_separator=label_separator
-    )
-
-
 def _evaluate_unseen(run: Path, dataset: Any, share: float, *, as_json: bool) -> None:
     from dexter.evaluation.unseen import evaluate_unseen
 
@@ -642,11 +548,6 @@ def _propensity(name: str) -> tuple[float, float]:
     if name not in PROPENSITY:
         raise UsageError(f"--propensity {name!r}: expected one of {', '.join(PROPENSITY)}")
     return PROPENSITY[name]
-
-
-def _size(dataset: Any) -> str:
-    splits = ", ".join(f"{len(split):,} {name} queries" for name, split in dataset.splits.items())
-    return f"{splits}, {dataset.num_labels:,} labels"
 
 
 def _head(name: str | None) -> HeadName | None:
