@@ -195,11 +195,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--vectors", type=Path)
     parser.add_argument("--graphs-up-to", type=int, default=NUM_REAL, help="labels up to which HNSW is built")
+    parser.add_argument("--as-installed", action="store_true", help="leave faiss's OpenBLAS to find out the CPU")
     arguments = parser.parse_args()
     # Before faiss and torch are imported: their thread pools read it once.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(arguments.threads)
-    if "avx512f" in Path("/proc/cpuinfo").read_text():
+    if not arguments.as_installed and "avx512f" in Path("/proc/cpuinfo").read_text():
         os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
     labels, queries = real_vectors(arguments.vectors, arguments.queries)
     for size in arguments.sizes:

@@ -28,7 +28,7 @@ from torch.nn import functional
 from dexter.errors import ModelError, UsageError
 from dexter.index.base import BackendName, Stamp
 from dexter.index.folder import write_index
-from dexter.index.keys import NO_KEY, columns_of, kth_largest, largest, make_keys, scores_of, true_places
+from dexter.index.keys import NO_KEY, columns_of, kth_largest, largest, make_keys, places_reaching, scores_of
 from dexter.ranking import TopK
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _score(
         real_BC.masked_fill_(real_BC > limits_B1, -torch.inf)
     padded_BC[:, num_columns:] = -torch.inf
     maxima_BG = torch.amax(padded_BC.view(len(queries_BD), -1, GROUP), dim=2)
-    if bool(maxima_BG.isnan().any()):
+    if bool(maxima_BG.max().isnan()):
         raise ModelError("search met a score that is not a number: check the query and label vectors for NaN")
     return padded_BC, maxima_BG
 
@@ -191,10 +191,10 @@ def _select(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, 
 def _best_above(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, first_column: int) -> Tensor:
     """Keys of the k best columns of some rows, among those that reach the row's floor."""
     num_rows, num_groups = maxima_BG.shape
-    places_P = true_places(maxima_BG >= floors_B1)
+    places_P = places_reaching(maxima_BG, floors_B1)
     rows_P = places_P.div(num_groups, rounding_mode="floor")
     looked_at_PG = scores_BC.view(-1, GROUP).index_select(0, places_P)
-    reached = true_places(looked_at_PG >= floors_B1.index_select(0, rows_P))
+    reached = places_reaching(looked_at_PG, floors_B1.index_select(0, rows_P))
     pairs = reached.div(GROUP, rounding_mode="floor")
     rows, groups = rows_P.index_select(0, pairs), places_P.index_select(0, pairs)
     columns = (groups - rows * num_groups - pairs).mul_(GROUP).add_(reached).add_(first_column)
