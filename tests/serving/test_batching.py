@@ -152,16 +152,17 @@ def test_cancelled_while_computed():
     run(scenario)
 
 
-def test_the_first_waits_for_others_but_not_for_long():
+def test_a_batch_waits_to_be_as_large_as_the_last_but_not_for_long():
     async def scenario(batcher, work):
-        first = asyncio.create_task(batcher.submit("a", ["1"]))
+        assert await asyncio.wait_for(batcher.submit("a", ["alone"]), 0.2) == [("a", "alonealone")]
+        await batcher.submit("a", ["1", "2"])
+        third = asyncio.create_task(batcher.submit("a", ["3"]))
         await asyncio.sleep(0.02)
-        second = asyncio.create_task(batcher.submit("a", ["2"]))
-        await asyncio.gather(first, second)
-        assert await asyncio.wait_for(batcher.submit("a", ["3"]), 5) == [("a", "33")]
+        await asyncio.gather(third, asyncio.create_task(batcher.submit("a", ["4"])))
+        assert await asyncio.wait_for(batcher.submit("a", ["5"]), 5) == [("a", "55")]
 
-    work = run(scenario, wait_seconds=0.3)
-    assert work.batches == [("a", ["1", "2"]), ("a", ["3"])]
+    work = run(scenario, wait_seconds=0.4)
+    assert work.batches == [("a", ["alone"]), ("a", ["1", "2"]), ("a", ["3", "4"]), ("a", ["5"])]
 
 
 def test_enough_texts_do_not_wait():

@@ -1,8 +1,10 @@
 """Micro-batching: texts of requests that arrive together are computed together, each request gets its own part.
 
 While a batch is computed in the worker thread, arriving requests queue; what is there when the worker is free forms the
-next batch. Requests whose sender has gone are left out when a batch is formed. Where a batch fails, its requests
-are repeated one by one, so that a text that cannot be computed fails only the request it came with.
+next batch. It waits a moment to be as large as the last one: clients that were just answered often ask again at once,
+and would otherwise fall into two halves that take turns. Requests whose sender has gone are left out when a batch is
+formed. Where a batch fails, its requests are repeated one by one, so that a text that cannot be computed fails only the
+request it came with.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Limits(NamedTuple):
-    """How large a batch and the queue may be, and how long the first of a batch waits for others."""
+    """How large a batch and the queue may be, and how long a batch waits to be as large as the last one."""
 
     max_texts: int
     max_characters: int
@@ -60,6 +62,8 @@ class Batcher(Generic[Key, Result]):
         """Texts that wait for a batch."""
         self._runner: asyncio.Task[None] | None = None
         self._enough = asyncio.Event()
+        self._awaited = 1
+        """Texts that make it worth to start: as many as the last batch had, whose senders may be about to ask again."""
 
     async def submit(
         self, key: Key, texts: Sequence[str], *, gone: Callable[[], Awaitable[bool]] | None = None
@@ -73,7 +77,7 @@ class Batcher(Generic[Key, Result]):
         job = _Job(key, texts, asyncio.get_running_loop().create_future(), gone)
         self._jobs[job] = None
         self.num_queued += len(texts)
-        if self.num_queued >= self._limits.max_texts:
+        if self.num_queued >= self._awaited:
             self._enough.set()
         if self._runner is None:
             self._runner = asyncio.create_task(self._run())
@@ -105,9 +109,9 @@ class Batcher(Generic[Key, Result]):
             self._runner = None
 
     async def _fill(self) -> None:
-        """Give others the time to join."""
+        """Where the last batch had more texts than wait now, give others the time to join."""
         self._enough.clear()
-        if self._limits.wait_seconds and self.num_queued < self._limits.max_texts:
+        if self._limits.wait_seconds and self.num_queued < self._awaited:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._enough.wait(), self._limits.wait_seconds)
 
@@ -134,6 +138,7 @@ class Batcher(Generic[Key, Result]):
     async def _answer(self, batch: list[_Job[Key, Result]]) -> None:
         texts = [text for job in batch for text in job.texts]
         self._observe(len(texts))
+        self._awaited = len(texts)
         loop = asyncio.get_running_loop()
         try:
             results = await loop.run_in_executor(self._executor, self._work, batch[0].key, texts)

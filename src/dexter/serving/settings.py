@@ -58,8 +58,8 @@ class ServeSettings:
     """Texts that are predicted together."""
     batch_characters: int = 2**18
     """Fewer where they are long."""
-    batch_wait_seconds: float = 0.0
-    """How long the first of a batch waits for others. Requests that arrive while a batch is computed form the next."""
+    batch_wait_seconds: float = 0.004
+    """How long a batch waits to be as large as the last one. What arrives while a batch is computed forms the next."""
     max_queued_texts: int = 1_024
     """Texts that wait for a batch; requests beyond are told to come back."""
     max_variants: int = 4
