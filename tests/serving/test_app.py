@@ -4,10 +4,12 @@ import base64
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from dexter import Predictor
 from dexter.errors import UsageError
 from dexter.serving.app import create_app
+from dexter.serving.settings import ServeSettings
 
 
 def test_health_and_readiness(client):
@@ -83,3 +85,10 @@ def test_names_of_runs_are_plain(trained, names):
     predictor = Predictor.load(trained)
     with pytest.raises(UsageError, match="run"):
         create_app(dict.fromkeys(names, predictor))
+
+
+def test_a_service_can_be_started_again_in_its_process(trained):
+    app = create_app(Predictor.load(trained), ServeSettings(allowed_hosts=("testserver",)))
+    for _ in range(2):
+        with TestClient(app) as client:
+            assert client.post("/v1/predict", json={"inputs": "river", "explain": True}).status_code == 200

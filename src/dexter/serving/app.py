@@ -87,6 +87,9 @@ def _loader(settings: ServeSettings) -> Callable[[Path], Predictor]:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     settings = service.settings
+    for run in service.runs:
+        if not run.is_open:
+            run.open()
     followers = [
         asyncio.create_task(Follower(run, run.folder, _loader(settings)).follow(seconds=settings.follow_seconds))
         for run in service.runs

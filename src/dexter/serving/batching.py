@@ -110,7 +110,7 @@ class Batcher(Generic[Key, Result]):
 
     async def _fill(self) -> None:
         """Where the last batch had more texts than wait now, give others the time to join."""
-        self._enough.clear()
+        self._enough = asyncio.Event()  # of the loop that runs now
         if self._limits.wait_seconds and self.num_queued < self._awaited:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._enough.wait(), self._limits.wait_seconds)

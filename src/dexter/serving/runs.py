@@ -106,17 +106,23 @@ class Run:
         self._current = predictor
         self._variants: OrderedDict[Variant, _Derived] = OrderedDict()
         self._max_variants = settings.max_variants
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}")
-        self._editor = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}-labels")
-        self._explainer = ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{name}-why")
-        limits = Limits(
+        self._limits = Limits(
             max_texts=settings.batch_texts,
             max_characters=settings.batch_characters,
             max_queued=settings.max_queued_texts,
             wait_seconds=settings.batch_wait_seconds,
         )
-        self._predicting = Batcher(self._predict, self._worker, limits, observe=observe)
-        self._embedding = Batcher(self._embed, self._worker, limits)
+        self._observe = observe
+        self.open()
+
+    def open(self) -> None:
+        """Start the threads; also again, after `close`, where a service is started a second time in its process."""
+        self._worker, self._editor, self._explainer = (
+            ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{self.name}{part}") for part in ("", "-labels", "-why")
+        )
+        self._predicting = Batcher(self._predict, self._worker, self._limits, observe=self._observe)
+        self._embedding = Batcher(self._embed, self._worker, self._limits)
+        self.is_open = True
 
     @property
     def is_ready(self) -> bool:
@@ -181,6 +187,7 @@ class Run:
         """End the threads once they have done what they were given."""
         for thread in (self._worker, self._editor, self._explainer):
             thread.shutdown(wait=True, cancel_futures=True)
+        self.is_open = False
 
     def _predict(self, question: Question, texts: list[str]) -> list[Answer]:
         def ask(base: Predictor) -> tuple[Predictor, list[list[Prediction]]]:
