@@ -23,8 +23,10 @@ DRIVERS = (
     "serving",
     "cli",
     "cli_data",
+    "cli_json",
     "cli_labels",
     "demo",
+    "exporting",
     "streams",
     "live",
 )

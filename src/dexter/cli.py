@@ -5,7 +5,6 @@ Results go to stdout, progress and logs to stderr. An error is one line; `--debu
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ import typer
 
 from dexter import __version__
 from dexter.cli_data import LabelColumn, OnError, Separator, TextColumn, data_app, load
+from dexter.cli_json import Json, echo_json
 from dexter.cli_labels import labels_app
 from dexter.errors import DexterError, UsageError
 from dexter.launch import read_launch
@@ -49,7 +49,6 @@ _INTERRUPTED = 130
 _ClickError: type[Any] = typer.BadParameter.__mro__[2]
 """ClickException, from wherever Typer has it: newer versions carry a copy of click of their own."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set train.epochs=5.")]
 Propensity = Annotated[str, typer.Option(help="Propensity constants: default, amazon or wikipedia.")]
 Head = Annotated[
@@ -166,7 +165,7 @@ def train(
     if not read_launch().is_first:
         return
     if as_json:
-        _echo_json({"run": str(run.path), "best": run.best, "step": run.step, "seconds": run.seconds})
+        echo_json({"run": str(run.path), "best": run.best, "step": run.step, "seconds": run.seconds})
         return
     shown = ", ".join(f"{name} {value:.2f}" for name, value in run.best.items() if name.startswith(("P@", "PSP@")))
     typer.echo(f"{run.path}: trained in {run.seconds:.0f} s" + (f"; validation {shown}" if shown else ""))
@@ -219,7 +218,7 @@ def plan(
     else:
         raise UsageError("give a data set, or both --queries and --labels")
     if as_json:
-        _echo_json(found.to_json())
+        echo_json(found.to_json())
     else:
         typer.echo(found.render())
 
@@ -285,7 +284,7 @@ def evaluate(
     if not read_launch().is_first:
         return
     if as_json:
-        _echo_json(result.record)
+        echo_json(result.record)
         return
     columns = [name for name in TABLE_COLUMNS if name in result.report.metrics] if not k else None
     typer.echo(render_table({run.name or str(run): result.report}, columns))
@@ -309,7 +308,7 @@ def tune(
 
     scoring = tune_run(run, load(data), metric=metric)
     if as_json:
-        _echo_json(scoring.to_json())
+        echo_json(scoring.to_json())
     else:
         typer.echo(f"{run}: {scoring.describe()}")
 
@@ -420,7 +419,7 @@ def index_command(
         predictor.model, model_folder(run), head=predictor.head, backend=backend, queries=texts, url=url
     )
     if as_json:
-        _echo_json(asdict(report))
+        echo_json(asdict(report))
     else:
         typer.echo(describe(report))
 
@@ -447,7 +446,7 @@ def export(
     from dexter.exporting import export_run
 
     report = export_run(run, int8=int8, data=None if data is None else load(data))
-    _echo_json(asdict(report)) if as_json else typer.echo(report.render())
+    echo_json(asdict(report)) if as_json else typer.echo(report.render())
 
 
 @app.command()
@@ -466,7 +465,7 @@ def compare(
 
     found = compare_runs(runs, load(data), ks=k or None, propensity=_propensity(propensity))
     if as_json:
-        _echo_json(found.to_json())
+        echo_json(found.to_json())
     else:
         typer.echo(found.render())
 
@@ -515,7 +514,7 @@ def _evaluate_unseen(run: Path, dataset: Any, share: float, *, as_json: bool) ->
     from dexter.evaluation.unseen import evaluate_unseen
 
     found = evaluate_unseen(run, dataset, share=share)
-    _echo_json(found.to_json()) if as_json else typer.echo(found.render())
+    echo_json(found.to_json()) if as_json else typer.echo(found.render())
 
 
 def _evaluate_dial(
@@ -537,7 +536,7 @@ def _evaluate_dial(
     if plot is not None:
         curve.save_plot(plot)
     if as_json:
-        _echo_json({f"{dial:g}": metrics for dial, metrics in curve.points.items()})
+        echo_json({f"{dial:g}": metrics for dial, metrics in curve.points.items()})
     else:
         typer.echo(curve.render())
 
@@ -573,10 +572,6 @@ def _runtime(name: str) -> Runtime:
     if name == "onnx":
         return "onnx"
     raise UsageError(f"--runtime {name!r}: expected torch or onnx (see dexter export --help)")
-
-
-def _echo_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _general_first(arguments: list[str]) -> list[str]:

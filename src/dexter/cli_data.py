@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dexter.cli_json import Json, echo_json
 from dexter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ OnError = Annotated[str, typer.Option("--on-error", help="What to do with bad li
 TextColumn = Annotated[str | None, typer.Option(help="Tables: the text column, or several joined by +.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column of labels.")]
 Separator = Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @data_app.command("build")
@@ -62,7 +61,7 @@ def data_check(
     if plot is not None:
         save_zipf_plot(dataset, plot)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        echo_json(report.to_json())
     else:
         typer.echo(report.render())
 

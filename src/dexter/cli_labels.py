@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dexter.cli_json import Json, echo_json
 from dexter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ labels_app = typer.Typer(
 )
 
 Run = Annotated[Path, typer.Argument(help="The run folder, or the model folder in it.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Offset = Annotated[int, typer.Option(help="How many labels to pass over first.")]
 
 
@@ -140,7 +139,7 @@ def _report(run: Path, predictor: Predictor, result: EditResult, done: str, as_j
     if as_json:
         duplicates = [asdict(duplicate) for duplicate in result.duplicates]
         shown = {"version": result.version, "labels": len(predictor.labels.ids), "duplicates": duplicates}
-        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+        echo_json(shown)
     else:
         typer.echo(f"{run}: {done}; now {len(predictor.labels.ids):,} labels, version {result.version}")
 
@@ -149,7 +148,7 @@ def _show(page: LabelPage, as_json: bool) -> None:
     from dexter.streams import label_lines
 
     if as_json:
-        typer.echo(json.dumps(asdict(page), indent=2, ensure_ascii=False))
+        echo_json(asdict(page))
         return
     for line in label_lines(page.labels):
         typer.echo(line)

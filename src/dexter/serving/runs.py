@@ -26,7 +26,7 @@ from dexter.serving.settings import ServeSettings
 Gone = Callable[[], Awaitable[bool]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIAL_DIGITS = 2
-"""A dial is rounded to so many digits, so that a slider does not ask for a thousand sets of label vectors."""
+"""A dial is rounded to so many digits, so that a slider does not ask for a thousand predictors."""
 T = TypeVar("T")
 
 
@@ -203,9 +203,8 @@ class Run:
             return base
         derived = self._variants.get(variant)
         if derived is None or (derived.base, derived.version) != (base, base.version):
-            others = (other for other in self._variants.values() if other[:2] == (base, base.version))
-            akin = (predictor for predictor in (base, *(other.predictor for other in others)))
-            source = next((predictor for predictor in akin if predictor.head == variant.head), base)
+            made = [other.predictor for other in self._variants.values() if other[:2] == (base, base.version)]
+            source = next((predictor for predictor in (base, *made) if predictor.head == variant.head), base)
             predictor = source.variant(head=variant.head, memory=variant.memory, dial=variant.dial)
             derived = self._variants[variant] = _Derived(base, base.version, predictor)
             if len(self._variants) > self._max_variants:

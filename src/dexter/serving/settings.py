@@ -63,7 +63,7 @@ class ServeSettings:
     max_queued_texts: int = 1_024
     """Texts that wait for a batch; requests beyond are told to come back."""
     max_variants: int = 4
-    """Sets of label vectors held for heads and other choices that requests ask for, besides the default."""
+    """Heads and other choices that requests ask for whose predictors are held, besides the default."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
