@@ -13,10 +13,14 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from dexter.data import tokens as tokens_module
-from dexter.data.tokens import load_tokens, tokenize
+from dexter.data.tokens import LimitedTokenizer, load_tokens
 from dexter.errors import ModelError, UsageError
 
 WORDS = [f"w{number}" for number in range(50)]
+
+
+def tokenize(texts, tokenizer, *, cache=None, progress=False, **limits):
+    return LimitedTokenizer(tokenizer, **limits).tokenize(texts, cache=cache, progress=progress)
 
 
 def make_tokenizer(extra: int = 0) -> Tokenizer:

@@ -83,33 +83,6 @@ class Tokens:
         return Ragged(np.asarray(self.ids[positions]), offsets)
 
 
-def tokenize(
-    texts: Sequence[str],
-    tokenizer: Tokenizer,
-    *,
-    max_length: int,
-    max_characters: int,
-    special_tokens: bool = False,
-    cache: Path | None = None,
-    progress: bool = False,
-) -> Tokens:
-    """Tokenise texts, on all cores unless `TOKENIZERS_PARALLELISM=false` is set.
-
-    Args:
-        texts: the texts.
-        tokenizer: a fast tokenizer; its own padding and truncation settings are ignored, and it is not changed.
-        max_length: most tokens of a text, special ones included.
-        max_characters: characters of a text that the tokenizer gets to see; cuts the cost of very long texts.
-        special_tokens: add the tokenizer's own (as [CLS] and [SEP]): transformers want them, a static encoder does not.
-        cache: folder that holds cached results; None keeps the ids in memory.
-        progress: show a bar on stderr, if that is a terminal.
-    """
-    limited = LimitedTokenizer(
-        tokenizer, max_length=max_length, max_characters=max_characters, special_tokens=special_tokens
-    )
-    return limited.tokenize(texts, cache=cache, progress=progress)
-
-
 def cache_key(texts: Sequence[str], facts: dict[str, str | int]) -> str:
     """The name of a cache entry: a hash of the texts and of everything else that decides the ids."""
     digest = hashlib.sha256(json.dumps(facts | {"layout": _LAYOUT}, sort_keys=True).encode())
@@ -152,7 +125,14 @@ class LimitedTokenizer:
     def __init__(
         self, tokenizer: Tokenizer, *, max_length: int, max_characters: int, special_tokens: bool = False
     ) -> None:
-        """Arguments as those of `tokenize`."""
+        """Copy a tokenizer.
+
+        Args:
+            tokenizer: a fast tokenizer; its own padding and truncation settings are ignored, and it is not changed.
+            max_length: most tokens of a text, special ones included.
+            max_characters: characters of a text that it gets to see; cuts the cost of very long texts.
+            special_tokens: add its own (as [CLS] and [SEP]): transformers want them, a static encoder does not.
+        """
         num_special = tokenizer.num_special_tokens_to_add(is_pair=False) if special_tokens else 0
         if max_length <= num_special:
             raise UsageError(
@@ -174,7 +154,13 @@ class LimitedTokenizer:
         }
 
     def tokenize(self, texts: Sequence[str], *, cache: Path | None = None, progress: bool = False) -> Tokens:
-        """The token ids of texts; arguments as those of the function `tokenize`."""
+        """The token ids of texts, made on all cores unless `TOKENIZERS_PARALLELISM=false` is set.
+
+        Args:
+            texts: the texts.
+            cache: folder that holds cached results; None keeps the ids in memory.
+            progress: show a bar on stderr, if that is a terminal.
+        """
         if cache is None:
             return _in_memory(texts, self, progress=progress)
         folder = Path(cache) / cache_key(texts, self.facts)
