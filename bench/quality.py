@@ -34,7 +34,7 @@ from dexter.config import parse_overrides
 from dexter.data import Dataset, Split
 from dexter.evaluation.baselines import TfidfNeighbours
 from dexter.metrics import score
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 from dexter.training import train
 
 NUM_PLACES = 100

@@ -21,7 +21,7 @@ from dexter.data.sources import build
 from dexter.evaluation.dial import dial_curve
 from dexter.evaluation.runs import evaluate
 from dexter.evaluation.unseen import evaluate_unseen
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 from dexter.training import train
 
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100")

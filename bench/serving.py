@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 
 WARM_REQUESTS = 2_000
 FLOOD_CONNECTIONS = 2_000
@@ -85,7 +85,7 @@ def make_minilm(run: Path, folder: Path) -> Path:
     from dexter.encoders.heads import DualHead
     from dexter.encoders.pretrained import locate_minilm
     from dexter.encoders.transformer import TransformerEncoder
-    from dexter.model import Model
+    from dexter.model.model import Model
 
     labels = Predictor.load(run).labels
     encoder = TransformerEncoder.from_pretrained(locate_minilm())

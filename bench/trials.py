@@ -17,7 +17,7 @@ from dexter.data.formats import load_dataset
 from dexter.data.sources import build
 from dexter.encoders.heads import HeadName
 from dexter.evaluation.runs import DEFAULT_KS, evaluate
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 from dexter.training import train
 
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100")

@@ -41,8 +41,8 @@ import shared_data
 from dexter.data import Dataset, Split
 from dexter.index import search
 from dexter.metrics import overfetch, remove_filtered
-from dexter.model import Model
-from dexter.predictor import Predictor
+from dexter.model.model import Model
+from dexter.predict.predictor import Predictor
 from dexter.training import train
 
 PLACES = (1, 5, 10, 100)

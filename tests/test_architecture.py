@@ -118,7 +118,7 @@ def test_import_is_light():
 
 
 def test_help_is_light():
-    code = "import sys\nsys.argv = ['dexter', '--help']\nfrom dexter.cli import main\n"
+    code = "import sys\nsys.argv = ['dexter', '--help']\nfrom dexter.cli.main import main\n"
     code += "try: main()\nexcept SystemExit: pass\n"
     output, seconds = run_python(code + "print('torch' in sys.modules)")
     assert "evaluate" in output

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dexter
-from dexter import cli
+from dexter.cli import main as cli
 from dexter.config import load_config, recipe_names
 from dexter.data import sources
 from dexter.data.formats import save_dataset

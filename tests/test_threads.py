@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dexter import cli
+from dexter.cli import main as cli
 
 
 def test_threads_wait_without_spinning(monkeypatch, capsys):

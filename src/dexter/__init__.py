@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from dexter.evaluation import Report as Report
     from dexter.evaluation import evaluate as evaluate
     from dexter.planning.plan import plan as plan
-    from dexter.predictor import Prediction as Prediction
-    from dexter.predictor import Predictor as Predictor
+    from dexter.predict.predictor import Prediction as Prediction
+    from dexter.predict.predictor import Predictor as Predictor
     from dexter.training import train as train
     from dexter.training import tune as tune
 
@@ -23,8 +23,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Dataset": "dexter.data",
-    "Prediction": "dexter.predictor",
-    "Predictor": "dexter.predictor",
+    "Prediction": "dexter.predict.predictor",
+    "Predictor": "dexter.predict.predictor",
     "Report": "dexter.evaluation",
     "evaluate": "dexter.evaluation",
     "load_dataset": "dexter.data.formats",

@@ -1,6 +1,6 @@
 """`python -m dexter` is the same as `dexter`."""
 
-from dexter.cli import main
+from dexter.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,9 @@ with `exit_code`; a library caller can catch any of them as `ValueError`.
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 
 
 class DexterError(ValueError):
@@ -58,3 +60,13 @@ class Interrupted(DexterError):
     def __init__(self, message: str, *, signal_number: int) -> None:
         self.exit_code = 128 + signal_number
         super().__init__(message)
+
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """Import an optional module, or raise an error that names the extra which installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ResourceError(
+            f"{purpose} needs the package {module!r}, which is not installed: pip install 'dexter-xmc[{extra}]'"
+        ) from error

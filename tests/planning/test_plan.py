@@ -137,7 +137,7 @@ def test_memory_is_within_a_quarter_of_a_real_run(tmp_path):
     settings = [f"{name}={value}" for name, value in SMALL.items()]
     options = [part for setting in settings for part in ("--set", setting)]
     code = (
-        "import resource, sys\nfrom dexter.cli import main\n"
+        "import resource, sys\nfrom dexter.cli.main import main\n"
         "try: main()\nfinally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
     )
     command = [sys.executable, "-c", code, "train", str(tmp_path / "data"), "--out", str(tmp_path / "run"), *options]

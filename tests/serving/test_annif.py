@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from dexter.predictor import Prediction
+from dexter.predict.predictor import Prediction
 from dexter.serving.annif import _suggestions
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}

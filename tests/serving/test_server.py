@@ -16,7 +16,8 @@ import httpx
 import pytest
 import uvicorn
 
-from dexter import Predictor, cli
+from dexter import Predictor
+from dexter.cli import main as cli
 from dexter.serving.app import create_app
 from dexter.serving.settings import ServeSettings
 

@@ -15,7 +15,7 @@ from dexter.config import load_config, recipe_names
 from dexter.data import Dataset
 from dexter.errors import ModelError
 from dexter.evaluation import evaluate
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 from dexter.training import parts, train
 from dexter.training import trainer as module
 from dexter.training.checkpoint import load_checkpoint

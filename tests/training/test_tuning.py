@@ -10,10 +10,10 @@ import dexter
 from dexter import Predictor
 from dexter.config import load_config
 from dexter.errors import ModelError, UsageError
-from dexter.inference.memory import Blend
-from dexter.inference.scoring import Scoring
 from dexter.metrics import score
-from dexter.model import Model
+from dexter.model.model import Model
+from dexter.predict.neighbours import Blend
+from dexter.predict.scoring import Scoring
 from dexter.training.parts import make_splits
 from dexter.training.tuning import Choice, Trial, remember
 from tests.conftest import SMALL, make_world

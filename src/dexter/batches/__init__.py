@@ -1,5 +1,5 @@
 """Which queries meet which labels in a step."""
 
-from dexter.batches.batch import Positives
+from dexter.positives import Positives
 
 __all__ = ["Positives"]

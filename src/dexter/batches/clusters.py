@@ -16,7 +16,7 @@ from itertools import islice, product
 import numpy as np
 
 from dexter.errors import UsageError
-from dexter.ranks import OneProcess, Ranks
+from dexter.processes import OneProcess, Ranks
 
 CENTROID_POINTS = 1024
 """Centroids of larger nodes are learned from this many of their points; the split itself uses all."""

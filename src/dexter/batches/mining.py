@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dexter.index import Index
-    from dexter.ranks import Ranks
+    from dexter.processes import Ranks
 
 log = logging.getLogger("dexter")
 PAIRS_AT_ONCE = 16_384

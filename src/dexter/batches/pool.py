@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from dexter.batches.batch import Positives
 from dexter.errors import UsageError
+from dexter.positives import Positives
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from dexter.data.dataset import Dataset, Split
 from dexter.data.findings import Problem, find_problems
 from dexter.data.places import Places
 from dexter.data.plots import zipf_text
-from dexter.ranking import BANDS
+from dexter.types import BANDS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dexter.data.dataset import Dataset
-from dexter.extras import require
+from dexter.errors import require
 from dexter.files import atomic_path
 
 _BRAILLE = 0x2800

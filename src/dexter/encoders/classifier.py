@@ -23,7 +23,7 @@ from torch.nn import functional
 from dexter.errors import UsageError
 from dexter.index import search
 from dexter.index.sharded import search_shards
-from dexter.ranks import Ranks
+from dexter.processes import Ranks
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

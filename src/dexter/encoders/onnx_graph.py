@@ -22,8 +22,7 @@ from torch.nn import functional
 
 from dexter.encoders.packing import Pooling, pool_padded
 from dexter.encoders.transformer import TransformerEncoder
-from dexter.errors import UsageError
-from dexter.extras import require
+from dexter.errors import UsageError, require
 
 INPUTS = ("input_ids", "attention_mask")
 OUTPUT = "sentence_embedding"

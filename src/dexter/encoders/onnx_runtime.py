@@ -19,8 +19,7 @@ from dexter.data.tokens import Tokens
 from dexter.encoders.onnx_graph import INPUTS, OUTPUT
 from dexter.encoders.packing import pad
 from dexter.encoders.transformer import TransformerEncoder
-from dexter.errors import ModelError
-from dexter.extras import require
+from dexter.errors import ModelError, require
 
 Precision = Literal["float32", "int8"]
 _STANDARD = ("", "ai.onnx")

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.metrics import Hits, LabelCounts, Ratio, label_metrics, query_ratios
-from dexter.ranking import BANDS
+from dexter.types import BANDS
 
 
 @dataclass(frozen=True, kw_only=True)

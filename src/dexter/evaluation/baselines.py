@@ -10,9 +10,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset
-from dexter.errors import DataError, UsageError
-from dexter.extras import require
-from dexter.ranking import TopK
+from dexter.errors import DataError, UsageError, require
+from dexter.types import TopK
 
 _BLOCK_SIMILARITIES = 1 << 23
 """Similarities held at a time: 32 MB."""

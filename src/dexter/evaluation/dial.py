@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dexter.data import Dataset
-from dexter.errors import UsageError
+from dexter.errors import UsageError, require
 from dexter.evaluation.reports import score_report
 from dexter.evaluation.runs import as_columns, test_split
-from dexter.extras import require
 from dexter.files import atomic_path
 from dexter.metrics import overfetch
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _KS = (1, 3, 5)

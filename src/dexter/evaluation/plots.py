@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dexter.errors import UsageError
+from dexter.errors import UsageError, require
 from dexter.evaluation.reports import Report
 from dexter.evaluation.tables import printable
-from dexter.extras import require
 from dexter.files import atomic_path
 
 COLOURS = ("#4c6a92", "#c8833a", "#5b9279", "#a35d6a", "#7d6b9d", "#8a8a8a")

@@ -20,12 +20,12 @@ from dexter.evaluation.misses import MISSED_PLACES, MISSED_TEXTS, Miss, find_mis
 from dexter.evaluation.records import json_values, make_record, write_record
 from dexter.evaluation.reports import Comparison, Report, compare, score_report
 from dexter.evaluation.tables import render_comparison, render_table
-from dexter.inference.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
 from dexter.metrics import overfetch, remove_filtered
 from dexter.metrics.hits import member_mask
-from dexter.predictor import Predictor, Runtime
-from dexter.ranking import TopK
+from dexter.predict.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
+from dexter.predict.predictor import Predictor, Runtime
 from dexter.training.distributed import World, joined
+from dexter.types import TopK
 
 log = logging.getLogger("dexter")
 DEFAULT_KS = (1, 3, 5, 10, 100)

@@ -23,7 +23,7 @@ from dexter.errors import DataError, UsageError
 from dexter.evaluation.reports import score_report
 from dexter.evaluation.runs import as_columns, test_split
 from dexter.metrics import overfetch
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 from dexter.training import train
 from dexter.training.run import read_run
 

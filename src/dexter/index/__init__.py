@@ -7,7 +7,7 @@
 from dexter.index.base import BACKENDS, BackendName, Index, Place, Stamp, default_backend
 from dexter.index.building import OpenIndex, build, load, open_index
 from dexter.index.exact import ExactIndex, search
-from dexter.ranking import TopK
+from dexter.types import TopK
 
 __all__ = [
     "BACKENDS",

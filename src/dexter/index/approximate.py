@@ -25,7 +25,7 @@ from dexter.index.folder import write_index
 from dexter.index.keys import columns_of, largest, make_keys, scores_of
 from dexter.index.recall import check_recall, measure_recall, noisy_sample
 from dexter.index.rescoring import score_candidates
-from dexter.ranking import TopK
+from dexter.types import TopK
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
-    from dexter.ranking import TopK
+    from dexter.types import TopK
 
 BackendName = Literal["exact", "pq", "hnsw", "pgvector", "qdrant"]
 BACKENDS: tuple[BackendName, ...] = ("exact", "pq", "hnsw", "pgvector", "qdrant")

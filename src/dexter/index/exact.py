@@ -29,7 +29,7 @@ from dexter.errors import ModelError, UsageError
 from dexter.index.base import BackendName, Stamp
 from dexter.index.folder import write_index
 from dexter.index.keys import NO_KEY, columns_of, kth_largest, largest, make_keys, places_reaching, scores_of
-from dexter.ranking import TopK
+from dexter.types import TopK
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.extras import require
+from dexter.errors import ModelError, ResourceError, UsageError, require
 from dexter.index.base import Place
 from dexter.index.places import checked_place, read_words
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dexter.extras import require
+from dexter.errors import require
 from dexter.index.base import Place
 from dexter.index.folder import damaged, read_tensors
 

@@ -17,8 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from dexter.errors import ModelError, ResourceError
-from dexter.extras import require
+from dexter.errors import ModelError, ResourceError, require
 from dexter.index.base import Place
 from dexter.index.places import checked_place, read_words
 

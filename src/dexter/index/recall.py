@@ -14,7 +14,7 @@ from dexter.index.exact import search
 
 if TYPE_CHECKING:
     from dexter.index.base import Index
-    from dexter.ranking import TopK
+    from dexter.types import TopK
 
 RECALL_AT = 100
 """Labels per query that are compared."""

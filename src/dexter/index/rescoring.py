@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.extras import require
+from dexter.errors import require
 
 GATHERED_FLOATS = 2**19
 """Numbers of label vectors gathered at a time: they stay in cache."""

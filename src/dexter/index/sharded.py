@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dexter.index.exact import search
-from dexter.ranking import TopK
-from dexter.ranks import OneProcess, Ranks, stack
+from dexter.processes import OneProcess, Ranks, stack
+from dexter.types import TopK
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

@@ -11,7 +11,7 @@ from dexter.losses.settings import Saving, Shard, Streaming
 from dexter.losses.softmax import softmax
 from dexter.losses.topk import soft_topk
 from dexter.losses.triplet import triplet
-from dexter.ranks import OneProcess
+from dexter.processes import OneProcess
 
 __all__ = [
     "OneProcess",

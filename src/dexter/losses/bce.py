@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dexter.batches.batch import Positives
 from dexter.errors import UsageError
 from dexter.losses.differentiable import differentiable
 from dexter.losses.settings import Streaming
 from dexter.losses.softmax import check_temperature
 from dexter.losses.streaming import NEGLIGIBLE_EXPONENT, Block, Gradients, Problem, widened
+from dexter.positives import Positives
 
 
 def bce(

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dexter.batches.batch import Positives
 from dexter.losses.differentiable import differentiable
 from dexter.losses.logsumexp import LogSumExp
 from dexter.losses.settings import Streaming
 from dexter.losses.softmax import Reduction, check_reduction, check_temperature, positive_weights
 from dexter.losses.streaming import Block, Gradients, Problem
+from dexter.positives import Positives
 
 
 def decoupled_softmax(

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from dexter.batches.batch import Positives
 from dexter.errors import UsageError
 from dexter.losses.streaming import Gradients, working_type
+from dexter.positives import Positives
 
 Solve: TypeAlias = Callable[[Tensor, Tensor, Gradients], Tensor]
 

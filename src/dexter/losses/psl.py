@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dexter.batches.batch import Positives
 from dexter.errors import UsageError
 from dexter.losses.differentiable import differentiable
 from dexter.losses.settings import Streaming
 from dexter.losses.softmax import Reduction, check_reduction, check_temperature, solve_softmax
 from dexter.losses.streaming import Gradients, Problem, working_type
-from dexter.ranks import OneProcess
+from dexter.positives import Positives
+from dexter.processes import OneProcess
 
 
 def psl(

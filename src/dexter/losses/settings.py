@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from dexter.errors import UsageError
-from dexter.ranks import OneProcess, Ranks
+from dexter.processes import OneProcess, Ranks
 
 FLOAT_BYTES = 4
 TILE_ELEMENTS = 1 << 19

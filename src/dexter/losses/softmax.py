@@ -6,12 +6,12 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from dexter.batches.batch import Positives
 from dexter.errors import UsageError
 from dexter.losses.differentiable import differentiable
 from dexter.losses.logsumexp import LogSumExp
 from dexter.losses.settings import Streaming
 from dexter.losses.streaming import Block, Gradients, Problem
+from dexter.positives import Positives
 
 Reduction: TypeAlias = Literal["pal-n", "pal"]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dexter.batches.batch import Positives
 from dexter.losses.settings import TILE_ELEMENTS, Shard, Streaming, choose_layout
+from dexter.positives import Positives
 
 PAIR_ELEMENTS = 1 << 20
 """Pairs are gathered in pieces of this many numbers."""

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dexter.batches.batch import Positives
 from dexter.errors import UsageError
 from dexter.losses.differentiable import check_inputs
 from dexter.losses.settings import Shard, Streaming
 from dexter.losses.streaming import Gradients, Problem, widened
-from dexter.ranks import stack
+from dexter.positives import Positives
+from dexter.processes import stack
 
 NEGATIVE_TEMPERATURE = 0.1
 """Sharpness of the weights among violating negatives, as NGAME sets it."""

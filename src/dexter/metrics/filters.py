@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 
 from dexter.errors import DataError, UsageError
 from dexter.metrics.hits import checked_top_ids, member_mask, relevant_pairs
-from dexter.ranking import TopK
+from dexter.types import TopK
 
 
 def overfetch(filtered: csr_matrix | None) -> int:

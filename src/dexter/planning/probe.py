@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dexter.batches.batch import Positives
 from dexter.batches.clusters import balanced_clusters
 from dexter.batches.pool import Pool
 from dexter.config import Config
@@ -32,6 +31,7 @@ from dexter.planning.rates import Rates
 from dexter.planning.sample import Sample, draw_sample
 from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size
 from dexter.planning.terms import MIB, score_width
+from dexter.positives import Positives
 from dexter.training.gradcache import Side, backward
 from dexter.training.objective import Objective
 from dexter.training.rows import RowOptimizer

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
 from dexter import __version__
-from dexter.predictor import Prediction
+from dexter.predict.predictor import Prediction
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import Text, to_json
 from dexter.serving.runs import Gone, Run

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from dexter import __version__
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 from dexter.serving import description, problems
 from dexter.serving.annif import annif_routes
 from dexter.serving.embedding import embedding_routes

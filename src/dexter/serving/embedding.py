@@ -14,7 +14,7 @@ from starlette.responses import Response
 from dexter.serving.protocol import Embedding, EmbeddingsRequest, EmbeddingsResponse, Usage, to_json
 
 if TYPE_CHECKING:
-    from dexter.model import Model
+    from dexter.model.model import Model
     from dexter.serving.service import Service
 
 Side = Literal["query", "label"]

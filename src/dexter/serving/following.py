@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dexter.errors import DexterError, ModelError
-from dexter.indexing import index_folder
-from dexter.model import fingerprint, model_folder
-from dexter.predictor import Predictor
+from dexter.model.model import fingerprint, model_folder
+from dexter.predict.indexing import index_folder
+from dexter.predict.predictor import Predictor
 from dexter.serving.runs import Run
 
 log = logging.getLogger("dexter")

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.live.edits import LabelEdit, VersionConflict
-from dexter.live.similar import SimilarLabel
-from dexter.model import Labels
+from dexter.model.edits import LabelEdit, VersionConflict
+from dexter.model.model import Labels
+from dexter.model.similar import SimilarLabel
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import (
     AddLabelsRequest,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dexter.explain import Explanation
-from dexter.predictor import Prediction, Predictor
+from dexter.predict.explain import Explanation
+from dexter.predict.predictor import Prediction, Predictor
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import LabelledText, PredictRequest, PredictResponse, RankedLabel, Why, to_json
 from dexter.serving.runs import Gone, Variant

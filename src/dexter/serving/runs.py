@@ -16,9 +16,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
-from dexter.explain import Explanation
-from dexter.live.edits import EditResult, LabelEdit
-from dexter.predictor import Prediction, Predictor
+from dexter.model.edits import EditResult, LabelEdit
+from dexter.predict.explain import Explanation
+from dexter.predict.predictor import Prediction, Predictor
 from dexter.serving.batching import Batcher, Limits
 from dexter.serving.embedding import Embedded, Side, embed_texts
 from dexter.serving.settings import ServeSettings

@@ -1,6 +1,6 @@
 """The world of a run: one process alone, or several that `torchrun` started. The only importer of torch.distributed.
 
-A `World` is what the trainer and, as `dexter.ranks.Ranks`, the pure parts see of the other processes: a handful of
+A `World` is what the trainer and, as `dexter.processes.Ranks`, the pure parts see of the other processes: a handful of
 meetings (collectives). Alone, every meeting gives back what was brought, so that there is one code path and one process
 needs no launcher. Tensors on a CPU travel by gloo, those on CUDA devices by NCCL.
 
@@ -26,7 +26,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from dexter.errors import ResourceError, UsageError
-from dexter.launch import Launch, read_launch
+from dexter.processes import Launch, read_launch
 from dexter.training.heartbeat import Heartbeat
 
 HUNG_SECONDS = 45.0
@@ -48,7 +48,7 @@ class Traffic:
 
 
 class World:
-    """This process and the others; see `dexter.ranks.Ranks` for the meetings that the pure parts use."""
+    """This process and the others; see `dexter.processes.Ranks` for the meetings that the pure parts use."""
 
     def __init__(self, launch: Launch | None = None, heartbeat: Heartbeat | None = None) -> None:
         self.launch = launch or Launch()

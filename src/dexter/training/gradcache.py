@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.training.stopwatch import Stopwatch
+from dexter.batches.stopwatch import Stopwatch
 
 Rows = NDArray[np.int64]
 

@@ -98,7 +98,7 @@ def _forget_after(path: Path, step: int) -> None:
 
 
 def _tensorboard_writer(folder: Path) -> Any:
-    from dexter.extras import require
+    from dexter.errors import require
 
     require("tensorboard", extra="track", purpose="writing TensorBoard files")
     from torch.utils.tensorboard import SummaryWriter

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.ranks import OneProcess, Ranks
+from dexter.processes import OneProcess, Ranks
 
 _HARD_SHARE = 0.01
 """A label is kept fresh while its gradient norm is at least this share of the largest."""

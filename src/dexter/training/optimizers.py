@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dexter.ranks import OneProcess, Ranks
+from dexter.processes import OneProcess, Ranks
 from dexter.training.rows import RowOptimizer
 
 _BETAS = (0.9, 0.99)

@@ -16,7 +16,7 @@ from dexter.encoders.classifier import ClassifierTable, starting_rows
 from dexter.encoders.embed import Encoder, embed
 from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.encoders.static import StaticEncoder
-from dexter.ranks import OneProcess, Ranks
+from dexter.processes import OneProcess, Ranks
 from dexter.training.distributed import World
 from dexter.training.labels import spread
 from dexter.training.objective import Objective

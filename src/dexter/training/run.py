@@ -4,7 +4,7 @@ run/   config.toml      every setting, as resolved
        data.sha256      which training data it belongs to
        metrics.jsonl    one record per logged step and per validation
        checkpoints/     the newest two states, each whole
-       model/           the best model on validation (see `dexter.model`)
+       model/           the best model on validation (see `dexter.model.model`)
        run.json         how it ended
        launch           which torchrun started it, if one did: after a restart it goes on by itself
 """

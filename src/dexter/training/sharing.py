@@ -14,7 +14,7 @@ from dexter.data.tokens import Tokens
 from dexter.encoders.embed import embed
 from dexter.encoders.heads import HeadName
 from dexter.errors import ModelError
-from dexter.model import Labels, Model
+from dexter.model.model import Labels, Model
 from dexter.training.distributed import World
 
 

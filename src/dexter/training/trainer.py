@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.batches.batch import Positives
 from dexter.batches.holding import Holding
 from dexter.batches.pool import Pool
+from dexter.batches.sampler import Sampler
+from dexter.batches.stopwatch import Stopwatch
 from dexter.config import Config
 from dexter.data import Dataset
 from dexter.data.tokens import Tokens
@@ -25,9 +26,10 @@ from dexter.encoders.embed import embed
 from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
-from dexter.model import Labels, Model
+from dexter.model.model import Labels, Model
 from dexter.planning.running import Pace, describe_needs, sizes_of_run
 from dexter.planning.sizes import Sizes
+from dexter.positives import Positives
 from dexter.training.checkpoint import load_checkpoint, save_checkpoint
 from dexter.training.distributed import World, joined
 from dexter.training.gradcache import Outcome, Side, backward
@@ -38,10 +40,8 @@ from dexter.training.labels import DistinctTexts, LabelSide, spread
 from dexter.training.parts import build_objective, build_optimizers, make_splits
 from dexter.training.presets import describe
 from dexter.training.run import Run, is_finished, open_run, read_config, read_run, record_end, was_started_by
-from dexter.training.sampling import Sampler
 from dexter.training.sharing import check_alike, query_vectors, start_alike, whole_model
 from dexter.training.state import put_state, seed_rank, take_state
-from dexter.training.stopwatch import Stopwatch
 from dexter.training.tuning import remember, tune_model
 from dexter.training.validation import validate
 

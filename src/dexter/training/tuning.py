@@ -22,14 +22,14 @@ from dexter.data import Dataset, Split
 from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
 from dexter.index.exact import search
-from dexter.inference.calibration import FITTED_PLACES, calibrate
-from dexter.inference.memory import Blend, Memory, add_votes
-from dexter.inference.scoring import DEFAULT_BLEND, Scoring, write_tuned
 from dexter.metrics import Ratio, inverse_propensity, per_query
-from dexter.model import Model, fingerprint
-from dexter.ranking import TopK
+from dexter.model.model import Model, fingerprint
+from dexter.predict.calibration import FITTED_PLACES, calibrate
+from dexter.predict.neighbours import Blend, Memory, add_votes
+from dexter.predict.scoring import DEFAULT_BLEND, Scoring, write_tuned
 from dexter.training.parts import make_splits
 from dexter.training.run import check_data, read_run
+from dexter.types import TopK
 
 log = logging.getLogger("dexter")
 WEIGHTS = (1.0, 2.0, 4.0, 6.0, 10.0, 15.0, 30.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from dexter.data import Split
 from dexter.index.sharded import search_shards
 from dexter.metrics import overfetch, remove_filtered, score
-from dexter.ranks import Ranks
+from dexter.processes import Ranks
 
 
 def validate(

@@ -12,8 +12,7 @@ from dexter.data.formats.columns import Cell
 from dexter.data.formats.limits import MAX_LINE_BYTES, decompressed_limit, limit_advice
 from dexter.data.formats.lines import decode, raw_lines
 from dexter.data.formats.problems import BadRecord, excerpt
-from dexter.errors import DataError
-from dexter.extras import require
+from dexter.errors import DataError, require
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _BATCH_ROWS = 1024

@@ -9,8 +9,7 @@ from dexter.data.dataset import Dataset, Split
 from dexter.data.formats.columns import SEPARATORS
 from dexter.data.formats.table_rows import DELIMITERS
 from dexter.data.formats.writing import Writing, row_columns
-from dexter.errors import DataError
-from dexter.extras import require
+from dexter.errors import DataError, require
 
 
 def write_delimited(suffix: str, dataset: Dataset, writing: Writing) -> None:

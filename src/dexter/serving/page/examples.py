@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dexter.predictor import Predictor
+from dexter.predict.predictor import Predictor
 
 _NUM_EXAMPLES = 4
 _SHORTEST = 12

@@ -13,17 +13,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dexter.evaluation.misses import Miss
-from dexter.live.catalog import LabelEntry, find_rows
-from dexter.live.similar import SimilarLabel
-from dexter.model import Labels
-from dexter.predictor import Predictor
-from dexter.ranking import BANDS
+from dexter.model.catalog import LabelEntry, find_rows
+from dexter.model.model import Labels
+from dexter.model.similar import SimilarLabel
+from dexter.predict.predictor import Predictor
 from dexter.serving.page.rendering import Renderer
 from dexter.serving.page.results import missed_texts, read_tables
 from dexter.serving.page.telling import page_router
 from dexter.serving.problems import Problem
 from dexter.serving.runs import Run
 from dexter.serving.service import Service
+from dexter.types import BANDS
 
 _PER_PAGE = 50
 _SIMILAR = 8

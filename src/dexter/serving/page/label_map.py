@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.model import Labels, Model
-from dexter.ranking import band_of
+from dexter.model.model import Labels, Model
+from dexter.types import band_of
 
 MOST_POINTS = 3_000
 _FITTED = 20_000

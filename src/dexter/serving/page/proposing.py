@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dexter.live.similar import DUPLICATE_SIMILARITY, SimilarLabel
-from dexter.model import NewLabels
-from dexter.predictor import Prediction, Predictor
+from dexter.model.model import NewLabels
+from dexter.model.similar import DUPLICATE_SIMILARITY, SimilarLabel
+from dexter.predict.predictor import Prediction, Predictor
 
 PLACES = 100
 """A proposed label is looked for among the first so many places."""

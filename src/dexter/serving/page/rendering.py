@@ -11,9 +11,9 @@ from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
 from dexter import __version__
-from dexter.ranking import BANDS, band_of
 from dexter.serving.runs import Run
 from dexter.serving.service import Service
+from dexter.types import BANDS, band_of
 
 HERE = Path(__file__).parent
 _EXCERPT = 240

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dexter.evaluation.misses import Miss, read_misses
-from dexter.ranking import BANDS
+from dexter.types import BANDS
 
 _METRICS = ("P@1", "P@5", "PSP@5", "R@10", "nDCG@5")
 _MOST_BYTES = 4 * 2**20

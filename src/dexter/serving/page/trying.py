@@ -13,8 +13,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dexter.encoders.heads import HeadName
-from dexter.live.edits import LabelEdit
-from dexter.predictor import Predictor
+from dexter.model.edits import LabelEdit
+from dexter.predict.predictor import Predictor
 from dexter.serving.labels import change
 from dexter.serving.page.asked import Asked, read_asked
 from dexter.serving.page.comparing import Column, side_by_side

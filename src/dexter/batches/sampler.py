@@ -1,0 +1,210 @@
+"""Which queries and labels meet in a step, from the settings: order, clusters, mined negatives and pools of a run.
+
+Batches and draws depend on the seed, the epoch and the step alone. What depends on the model (clusters and shortlists)
+is made at a refresh and kept in checkpoints, so that a resumed run continues with the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dexter.batches.clusters import balanced_clusters
+from dexter.batches.holding import Holding
+from dexter.batches.mining import draw_hard_negatives, mine_hard_negatives
+from dexter.batches.order import clustered, curriculum_cluster_size, shuffled
+from dexter.batches.pool import (
+    Pool,
+    all_labels,
+    expected_label_counts,
+    in_batch,
+    log_inclusion_probability,
+    sampled,
+    with_extra_positives,
+    without_pairs,
+)
+from dexter.batches.stopwatch import Stopwatch
+from dexter.config import BatchConfig
+from dexter.data import Split
+from dexter.processes import Ranks
+
+
+class Sampler:
+    """The batches of an epoch and the label pool of a step."""
+
+    def __init__(self, split: Split, config: BatchConfig, *, seed: int) -> None:
+        self.relevance, self.filtered, self.config, self.seed = split.relevance, split.filtered, config, seed
+        self.num_queries, self.num_labels = split.relevance.shape
+        self._leaf_of_query: NDArray[np.int64] | None = None
+        self._shortlist: NDArray[np.int32] | None = None
+        self._refreshed_at = -1
+        self._batches: tuple[int, list[NDArray[np.int64]]] = (-1, [])
+        self._log_inclusion = self._inclusion() if config.correct_pool else None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch; a power of two where batches are clusters, which come from repeated halving."""
+        batches = -(-self.num_queries // self.config.size)
+        if self.config.order != "clustered":
+            return batches
+        # Halving stops at single queries: batches of one are joined to pairs where their number is no power of two.
+        return 1 << min(math.ceil(math.log2(batches)), math.floor(math.log2(self.num_queries)))
+
+    def is_due_refresh(self, step: int) -> bool:
+        """Whether clusters and shortlists must be made anew before this step."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        since = epoch - self.config.start
+        wanted = self.config.order == "clustered" or self.config.hard_negatives > 0
+        return (
+            wanted and position == 0 and since >= 0 and since % self.config.refresh == 0 and self._refreshed_at != epoch
+        )
+
+    def refresh(
+        self,
+        step: int,
+        queries_ND: Tensor,
+        labels_LD: Tensor,
+        *,
+        holding: Holding | None = None,
+        ranks: Ranks | None = None,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        """Cluster the queries and mine hard negatives with the vectors of the model as it is now.
+
+        Queries are all of the split; labels are those that this rank holds.
+        """
+        watch = watch or Stopwatch()
+        epoch = step // self.steps_per_epoch
+        if self.config.order == "clustered":
+            with watch("cluster"):
+                self._leaf_of_query = self._cluster(queries_ND, epoch, ranks)
+        if self.config.hard_negatives:
+            with watch("mine"):
+                self._shortlist = self._mine(queries_ND, labels_LD, holding, ranks)
+        self._refreshed_at = epoch
+        self._batches = (-1, [])
+
+    def rows(self, step: int) -> NDArray[np.int64]:
+        """The queries of a step."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if self._batches[0] != epoch:
+            self._batches = (epoch, self._order(epoch))
+        return self._batches[1][position]
+
+    def pool(self, rows: NDArray[np.int64], step: int) -> Pool:
+        """The labels of a step; pairs that are filtered from predictions count neither for nor against a label."""
+        pool = self._draw_pool(rows, step)
+        return pool if self.filtered is None else without_pairs(pool, self.filtered, rows)
+
+    def _draw_pool(self, rows: NDArray[np.int64], step: int) -> Pool:
+        random = np.random.default_rng([self.seed, step])
+        config = self.config
+        if config.pool == "all":
+            return all_labels(self.relevance, rows, rng=random, sample_positives=config.positives)
+        if config.pool == "in-batch" and self._shortlist is None:
+            return in_batch(
+                self.relevance,
+                rows,
+                rng=random,
+                sample_positives=config.positives,
+                num_random=config.random_labels,
+                log_inclusion=self._log_inclusion,
+            )
+        return sampled(
+            self.relevance,
+            rows,
+            self._hard_negatives(rows, step),
+            rng=random,
+            max_positives=config.positives or self.num_labels,
+            num_random=config.random_labels,
+            cap=config.cap or None,
+            fill=config.fill,
+        )
+
+    def classifier_pool(self, pool: Pool, rows: NDArray[np.int64], step: int) -> Pool:
+        """The classifier's labels of a step: the pool, and more positives where the settings ask for them."""
+        if not self.config.classifier_positives:
+            return pool
+        random = np.random.default_rng([self.seed, step, 1])
+        extra = self.config.classifier_positives
+        larger = with_extra_positives(pool, self.relevance, rows, rng=random, num_extra=extra)
+        return larger if self.filtered is None else without_pairs(larger, self.filtered, rows)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold."""
+        tensors = {"refreshed_at": torch.tensor([self._refreshed_at])}
+        if self._leaf_of_query is not None:
+            tensors["leaf_of_query"] = torch.from_numpy(self._leaf_of_query)
+        if self._shortlist is not None:
+            tensors["shortlist"] = torch.from_numpy(self._shortlist)
+        return tensors
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `state` gave."""
+        self._refreshed_at = int(tensors["refreshed_at"][0])
+        self._leaf_of_query = tensors["leaf_of_query"].numpy() if "leaf_of_query" in tensors else None
+        self._shortlist = tensors["shortlist"].numpy() if "shortlist" in tensors else None
+        self._batches = (-1, [])
+
+    def _order(self, epoch: int) -> list[NDArray[np.int64]]:
+        if self._leaf_of_query is None:
+            return shuffled(self.num_queries, self.steps_per_epoch, seed=self.seed, epoch=epoch)
+        by_leaf = np.argsort(self._leaf_of_query, kind="stable")
+        leaves = np.split(by_leaf, np.cumsum(np.bincount(self._leaf_of_query))[:-1])
+        return clustered(leaves, self.steps_per_epoch, seed=self.seed, epoch=epoch)
+
+    def _cluster(self, queries_ND: Tensor, epoch: int, ranks: Ranks | None) -> NDArray[np.int64]:
+        """The number of each query's cluster."""
+        leaves = balanced_clusters(queries_ND.cpu().numpy(), self._cluster_size(epoch), seed=self.seed, ranks=ranks)
+        leaf_of_query = np.empty(self.num_queries, dtype=np.int64)
+        for number, leaf in enumerate(leaves):
+            leaf_of_query[leaf] = number
+        return leaf_of_query
+
+    def _mine(
+        self, queries_ND: Tensor, labels_LD: Tensor, holding: Holding | None, ranks: Ranks | None
+    ) -> NDArray[np.int32]:
+        """The shortlist of each query; filtered pairs are no negatives."""
+        unwanted = self.relevance if self.filtered is None else self.relevance + self.filtered
+        return mine_hard_negatives(
+            queries_ND,
+            labels_LD,
+            unwanted if holding is None else holding.columns(unwanted),
+            num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
+            margin=self.config.suspect_margin or None,
+            approximate_above=self.config.approximate_above,
+            label_ids=None if holding is None else holding.labels,
+            ranks=ranks,
+        )
+
+    def _cluster_size(self, epoch: int) -> int:
+        batch_size = -(-self.num_queries // self.steps_per_epoch)
+        if not self.config.cluster_doubling:
+            return batch_size
+        since = epoch - self.config.start
+        return curriculum_cluster_size(since, double_every=self.config.cluster_doubling, maximum=batch_size)
+
+    def _hard_negatives(self, rows: NDArray[np.int64], step: int) -> NDArray[np.int64] | None:
+        if self._shortlist is None:
+            return None
+        return draw_hard_negatives(
+            self._shortlist,
+            rows,
+            self.config.hard_negatives,
+            epoch=step // self.steps_per_epoch,
+            refreshed_at=self._refreshed_at,
+            seed=self.seed,
+        )
+
+    def _inclusion(self) -> NDArray[np.float32]:
+        counts = expected_label_counts(self.relevance, sample_positives=self.config.positives or self.num_labels)
+        return log_inclusion_probability(
+            counts,
+            num_queries=self.num_queries,
+            batch_size=min(self.config.size, self.num_queries),
+            num_random=self.config.random_labels,
+        )

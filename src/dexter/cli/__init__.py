@@ -1,0 +1,1 @@
+"""The command line: one verb per step of the flow."""

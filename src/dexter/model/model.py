@@ -1,0 +1,451 @@
+"""A trained dual encoder with its labels: in memory, and as the folder that a run publishes.
+
+model/    the encoder (a sentence-transformers folder where its kind allows that), and beside it
+  dexter/   model.json (version, heads, facts), labels.jsonl (id, text, training count),
+            heads.safetensors (projections, priors, classifier table), labels.safetensors (representations),
+            memory.safetensors (training queries, see `dexter.predict.neighbours`), scoring.json (what was tuned)
+  MANIFEST.json   SHA-256 of every file, written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dexter.encoders import load_encoder
+from dexter.encoders.classifier import ClassifierTable, fill_rows
+from dexter.encoders.embed import embed
+from dexter.encoders.folder import read_object
+from dexter.encoders.heads import HEAD_NAMES, ClassifierHead, DualHead, HeadName, LabelPrior
+from dexter.errors import ModelError, UsageError
+from dexter.files import MANIFEST, atomic_folder, read_manifest, verify_manifest, write_json
+from dexter.predict.dial import frequency_prior, with_element
+from dexter.predict.neighbours import Memory
+from dexter.predict.scoring import Scoring, read_tuned
+from dexter.processes import OneProcess, Ranks
+
+if TYPE_CHECKING:
+    from dexter.data.tokens import Tokens
+    from dexter.encoders import TextEncoder
+    from dexter.encoders.onnx_runtime import OnnxEncoder
+
+FORMAT_VERSION = 1
+_FOLDER = "dexter"
+_TAIL_COUNT = 10
+"""A label that was never trained gets the median prior of labels with fewer training queries than this."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels a model knows, in the order of its vectors."""
+
+    ids: Sequence[str]
+    texts: Sequence[str]
+    counts: NDArray[np.int64]
+    """Training queries of each label."""
+
+    def rows(self, ids: Iterable[str]) -> list[int]:
+        """The places of labels, by id."""
+        places = {label_id: row for row, label_id in enumerate(self.ids)}
+        try:
+            return [places[label_id] for label_id in ids]
+        except KeyError as error:
+            raise UsageError(f"no label has the id {error.args[0]!r}") from None
+
+    def part(self, rows: NDArray[np.int64]) -> Labels:
+        """Some of the labels, in the order given."""
+        ids, texts = ([values[row] for row in rows] for values in (self.ids, self.texts))
+        return Labels(ids, texts, self.counts[rows])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NewLabels:
+    """Labels that were never trained, ready to be added."""
+
+    ids: Sequence[str]
+    texts: Sequence[str]
+    representations_ND: Tensor
+    """What the encoder made of the texts."""
+    priors_NP: Tensor
+    """A prior for each head that has priors, the dual encoder's first."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """Everything that turns a text into ranked labels. Never changed: other labels make another model.
+
+    The methods that give another model share the encoder and the projections with it, and either return or raise.
+    """
+
+    encoder: TextEncoder
+    head: DualHead
+    classifier: ClassifierHead | None = None
+    labels: Labels
+    representations_LD: Tensor
+    """What the encoder made of the label texts."""
+    facts: dict[str, Any]
+    """What else a reader wants to know: recipe, data set, seed, validation figures."""
+    ranks: Ranks = field(default_factory=OneProcess)
+    """While several processes train it: who holds the other labels. This one then has the vectors of its own only."""
+    memory: Memory | None = None
+    """The training queries, where they are kept."""
+    scoring: Scoring = field(default_factory=Scoring)
+    """How scores become predictions, as tuned."""
+    query_encoder: OnnxEncoder | None = None
+    """What encodes queries in place of `encoder`; labels are always encoded by that."""
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether a label prior was learned."""
+        return self.head.prior is not None
+
+    @property
+    def default_dial(self) -> float:
+        """The weight of the label prior: as tuned, else as trained."""
+        return self.scoring.dial if self.scoring.dial is not None else float(self.has_prior)
+
+    @property
+    def heads(self) -> tuple[HeadName, ...]:
+        """The heads that can be searched."""
+        return HEAD_NAMES if self.classifier is not None else ("encoder",)
+
+    @property
+    def default_head(self) -> HeadName:
+        """The one that was chosen on validation; else both where there are two."""
+        return next((head for head in self.heads if head == self.scoring.head), self.heads[-1])
+
+    def query_vectors(self, texts: Sequence[str], *, head: HeadName | None = None) -> Tensor:
+        """The vectors to search with."""
+        return self.search_vectors(self.encode_queries(texts), head=head)
+
+    def encode_queries(self, texts: Sequence[str]) -> Tensor:
+        """What the encoder makes of query texts, before any head."""
+        return self.encode_tokens(self.encoder.tokenize(texts, side="query"), side="query")
+
+    def encode_tokens(self, tokens: Tokens, *, side: Literal["query", "label"]) -> Tensor:
+        """What the encoder makes of texts of a side that are tokenised already."""
+        device = self.representations_LD.device
+        if side == "query" and self.query_encoder is not None:
+            return self.query_encoder.embed(tokens).to(device)
+        return embed(self.encoder, tokens, device=device)
+
+    def search_vectors(
+        self, representations_ND: Tensor, *, head: HeadName | None = None, dial: float | None = None
+    ) -> Tensor:
+        """The same for queries that are encoded already; `dial` weighs the label prior, None as trained."""
+        head = self._checked(head)
+        weight = 1.0 if dial is None else dial
+        with torch.inference_mode():
+            parts = [self.head.queries(representations_ND, prior_weight=weight)] if head != "classifier" else []
+            if head != "encoder" and self.classifier is not None:
+                parts.append(self.classifier.queries(representations_ND, search=True, prior_weight=weight))
+            vectors_ND = torch.cat(parts, dim=1)
+            return with_element(vectors_ND, weight) if self._needs_frequency(dial) else vectors_ND
+
+    def label_vectors(
+        self, *, head: HeadName | None = None, prior_weight: float = 1.0, dial: float | None = None
+    ) -> Tensor:
+        """The vectors to search among; `prior_weight` scales the label priors, 1 as trained.
+
+        A model without a prior that is searched with a dial needs the same `dial` here; for others it changes nothing.
+        """
+        if self._needs_frequency(dial):
+            prior_L = frequency_prior(self.labels.counts, self.head.temperature)
+            return with_element(self.label_vectors(head=head), prior_L.to(self.representations_LD.device))
+        head = self._checked(head)
+        with torch.inference_mode():
+            dual_LD = self.head.labels(self.representations_LD, weight=prior_weight)
+            parts = [dual_LD] if head != "classifier" else []
+            if head != "encoder" and self.classifier is not None:
+                parts.append(self.classifier.search_labels(self._classifier_rows(), weight=prior_weight))
+            return torch.cat(parts, dim=1)
+
+    def score_slices(self, *, head: HeadName | None = None, dial: float | None = None) -> dict[str, slice]:
+        """Which elements of the vectors that are searched with and among make which part of a score."""
+        head = self._checked(head)
+        widths: dict[str, int] = {}
+        if head != "classifier":
+            width = self.meanings(self.representations_LD[:1]).shape[1]
+            widths |= {"encoder": width, "encoder prior": int(self.head.prior is not None)}
+        if head != "encoder" and self.classifier is not None:
+            rows = self.classifier.table.weight.shape[1]
+            widths |= {"classifier": rows, "classifier prior": int(self.classifier.prior is not None)}
+        widths["frequency"] = int(self._needs_frequency(dial))
+        ends = np.cumsum(list(widths.values())).tolist()
+        return {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True) if width}
+
+    def encode_labels(self, texts: Sequence[str]) -> Tensor:
+        """What the encoder makes of label texts."""
+        return self.encode_tokens(self.encoder.tokenize(texts, side="label"), side="label")
+
+    def meanings(self, representations_ND: Tensor | None = None) -> Tensor:
+        """What the dual encoder makes of labels (all of them if left out), without priors: for comparing labels."""
+        with torch.inference_mode():
+            return self.head.vectors(self.representations_LD if representations_ND is None else representations_ND)
+
+    def rare_priors(self) -> tuple[float, ...]:
+        """The prior that a label without training gets from each head that has priors: that of a typical rare label."""
+        rare_L = torch.from_numpy(self.labels.counts < _TAIL_COUNT).to(self.representations_LD.device)
+        return tuple(float(bias_L[rare_L].median() if rare_L.any() else bias_L.min()) for bias_L in self.biases())
+
+    def with_added(self, new: NewLabels) -> Model:
+        """A model that has these labels too; encoder and projections are shared, this model stays as it is."""
+        device = self.representations_LD.device
+        priors = new.priors_NP.to(device).unbind(1)
+        return self.for_labels(
+            [torch.cat([bias_L, prior_N]) for bias_L, prior_N in zip(self.biases(), priors, strict=True)],
+            None if self.classifier is None else self.classifier.table.appended(len(new.ids)),
+            Labels(
+                [*self.labels.ids, *new.ids],
+                [*self.labels.texts, *new.texts],
+                np.concatenate([self.labels.counts, np.zeros(len(new.ids), dtype=np.int64)]),
+            ),
+            torch.cat([self.representations_LD, new.representations_ND.to(device)]),
+            None if self.memory is None else self.memory.widen(len(new.ids)),
+        )
+
+    def with_kept(self, rows: NDArray[np.int64]) -> Model:
+        """A model that has only some of the labels, in the order given; this model stays as it is."""
+        places = torch.from_numpy(rows).to(self.representations_LD.device)
+        return self.for_labels(
+            [bias_L[places] for bias_L in self.biases()],
+            None if self.classifier is None else self.classifier.table.selected(places),
+            self.labels.part(rows),
+            self.representations_LD[places],
+            None if self.memory is None else self.memory.keep(rows),
+        )
+
+    def with_renamed(self, texts: Mapping[int, str], representations: Mapping[int, Tensor]) -> Model:
+        """A model in which some labels have other texts, and some others representations, by row; this one stays."""
+        changed_texts, changed_LD = list(self.labels.texts), self.representations_LD.clone()
+        for row, text in texts.items():
+            changed_texts[row] = text
+        for row, vector_D in representations.items():
+            changed_LD[row] = vector_D.to(changed_LD)
+        labels = Labels(self.labels.ids, changed_texts, self.labels.counts)
+        return replace(self, labels=labels, representations_LD=changed_LD)
+
+    def save(self, folder: Path) -> None:
+        """Publish the model as a folder, whole or not at all; an older one in its place is replaced."""
+        from safetensors.torch import save_file
+
+        with atomic_folder(folder, replace=True) as temporary:
+            self.encoder.save(temporary)
+            own = temporary / _FOLDER
+            own.mkdir()
+            save_file(
+                {"representations": self.representations_LD.detach().cpu().contiguous()}, own / "labels.safetensors"
+            )
+            save_file(self._head_state(), own / "heads.safetensors")
+            lines = [
+                json.dumps({"id": label_id, "text": text, "count": int(count)}, ensure_ascii=False)
+                for label_id, text, count in zip(self.labels.ids, self.labels.texts, self.labels.counts, strict=True)
+            ]
+            (own / "labels.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+            described = {"format_version": FORMAT_VERSION, "heads": self._describe_heads(), "facts": self.facts}
+            write_json(own / "model.json", described)
+            self.scoring.save(own)
+            if self.memory is not None:
+                self.memory.save(own)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, device: str = "cpu") -> Model:
+        """Read a published model, after checking every file against the manifest."""
+        folder = Path(folder)
+        verify_manifest(folder)
+        own = folder / _FOLDER
+        described = read_object(own / "model.json")
+        if described.get("format_version") != FORMAT_VERSION:
+            raise ModelError(
+                f"{own / 'model.json'}: format version {described.get('format_version')!r}, this program reads "
+                f"{FORMAT_VERSION}: train again or use the version of dexter that wrote it"
+            )
+        labels = _read_labels(own / "labels.jsonl")
+        encoder = load_encoder(folder, device=device)
+        representations = _read_tensors(own / "labels.safetensors", device).get("representations")
+        if representations is None or representations.shape != (len(labels.ids), encoder.dimension):
+            raise ModelError(f"{own}: expected {len(labels.ids)} label vectors of size {encoder.dimension}")
+        state = _read_tensors(own / "heads.safetensors", device)
+        try:
+            heads, facts = dict(described["heads"]), dict(described["facts"])
+            dual, classifier = _build_heads(heads, state, len(labels.ids), encoder.dimension, device)
+        except (KeyError, TypeError) as error:
+            raise ModelError(f"{own / 'model.json'}: not a model of this version ({error!r})") from None
+        return cls(
+            encoder=encoder,
+            head=dual,
+            classifier=classifier,
+            labels=labels,
+            representations_LD=representations,
+            facts=facts,
+            memory=Memory.load(own, num_labels=len(labels.ids), dimension=encoder.dimension, device=device),
+            scoring=read_tuned(folder, fingerprint=fingerprint(folder)) or Scoring.load(own),
+        )
+
+    def for_labels(
+        self,
+        biases: Sequence[Tensor],
+        table: ClassifierTable | None,
+        labels: Labels,
+        representations_LD: Tensor,
+        memory: Memory | None = None,
+    ) -> Model:
+        """The same model for other labels, given what its heads know of them."""
+        left = iter(biases)
+        dual = self.head.for_labels(None if self.head.prior is None else next(left))
+        classifier = self.classifier
+        if classifier is not None and table is not None:
+            classifier = classifier.for_labels(table, None if classifier.prior is None else next(left))
+        return replace(
+            self,
+            head=dual,
+            classifier=classifier,
+            labels=labels,
+            representations_LD=representations_LD,
+            memory=memory,
+        )
+
+    def _needs_frequency(self, dial: float | None) -> bool:
+        """Whether the dial needs a prior that was not learned."""
+        return bool(dial) and not self.has_prior
+
+    def _checked(self, head: HeadName | None) -> HeadName:
+        head = head or self.default_head
+        if head not in self.heads:
+            raise UsageError(f"this model has no head {head!r}: choose one of {', '.join(self.heads)}")
+        return head
+
+    def biases(self) -> list[Tensor]:
+        """The biases of each head that has a prior, the dual encoder's first."""
+        priors = (self.head.prior, None if self.classifier is None else self.classifier.prior)
+        return [prior.bias.detach() for prior in priors if prior is not None]
+
+    def _classifier_rows(self) -> Tensor:
+        """The classifier's rows, those of labels without training made from their texts and their neighbours."""
+        assert self.classifier is not None
+        rows_LC, counts = self.classifier.table.rows(), self.labels.counts
+        if self.ranks.size == 1 and (counts > 0).all():
+            return rows_LC
+        unseen = torch.from_numpy(np.flatnonzero(counts == 0)).to(self.representations_LD.device)
+        texts_UC = self.classifier.project(self.representations_LD[unseen])
+        return fill_rows(rows_LC, counts, texts_UC=texts_UC, meanings_LD=self.meanings(), ranks=self.ranks)
+
+    def _head_state(self) -> dict[str, Tensor]:
+        state = {f"dual.{name}": value for name, value in self.head.state_dict().items()}
+        if self.classifier is not None:
+            state |= {f"classifier.{name}": value for name, value in self.classifier.state_dict().items()}
+        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+    def _describe_heads(self) -> dict[str, Any]:
+        return {
+            "temperature": self.head.temperature,
+            "normalize": self.head.normalize,
+            "projection": self.head.project[0].out_features if len(self.head.project) else 0,
+            "prior": self.head.prior is not None,
+            "classifier": None if self.classifier is None else self.classifier.table.storage,
+        }
+
+
+def model_folder(run: str | Path) -> Path:
+    """The folder of the published model, given that or the run's."""
+    folder = Path(run)
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such run folder: train one with `dexter train DATA --out {folder}`")
+    published = folder / "model"
+    if not published.is_dir() and (folder / "config.toml").exists():
+        raise ModelError(
+            f"{folder}: the run has no model yet: let it finish, or continue it with `dexter train --resume`"
+        )
+    return published if published.is_dir() else folder
+
+
+def is_in_training(folder: Path) -> bool:
+    """Whether a published model belongs to a run that may still replace it."""
+    run = folder.resolve().parent
+    return (run / "config.toml").exists() and not (run / "run.json").exists()
+
+
+def fingerprint(folder: Path) -> str:
+    """A short hash that changes when any file of a published model does."""
+    try:
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ModelError(f"{folder / MANIFEST}: cannot be read ({error.strerror}): is the folder complete?") from None
+
+
+def encoder_fingerprint(folder: Path) -> str:
+    """A short hash of what turns a text into a vector: encoder and heads, whatever else of a model changes."""
+    files = read_manifest(folder)
+    heads = f"{_FOLDER}/heads.safetensors"
+    kept = {name: digest for name, (_, digest) in files.items() if name == heads or not name.startswith(f"{_FOLDER}/")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read_labels(path: Path) -> Labels:
+    try:
+        # Only a line feed ends a line: label texts may hold other characters that `splitlines` would cut at.
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        counts = np.array([entry["count"] for entry in entries], dtype=np.int64)
+        labels = Labels([str(entry["id"]) for entry in entries], [str(entry["text"]) for entry in entries], counts)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{path}: not the labels of a model ({error!r}): restore the folder from a copy") from None
+    if not labels.ids or len(set(labels.ids)) != len(labels.ids):
+        raise ModelError(f"{path}: {len(labels.ids)} labels: expected one or more, each with an id of its own")
+    return labels
+
+
+def _read_tensors(path: Path, device: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path, device=device)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path}: missing or damaged ({error}): restore the folder from a copy") from None
+    for name, tensor in tensors.items():
+        # A sum is finite only if all values are, or else may have overflowed: the quick test comes first.
+        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            raise ModelError(f"{path}: {name} holds values that are not finite: restore the folder from a copy")
+    return tensors
+
+
+def _build_heads(
+    described: dict[str, Any], state: dict[str, Tensor], num_labels: int, size: int, device: str
+) -> tuple[DualHead, ClassifierHead | None]:
+    """The heads as described, with the weights that were saved."""
+    temperature, projection = float(described["temperature"]), int(described["projection"])
+
+    def prior() -> LabelPrior | None:
+        return LabelPrior(np.zeros(num_labels, dtype=np.int64), 1) if described["prior"] else None
+
+    dual = DualHead(
+        temperature=temperature,
+        prior=prior(),
+        input_size=size,
+        projection=projection,
+        normalize=bool(described["normalize"]),
+    )
+    classifier = None
+    if described["classifier"] is not None:
+        table = ClassifierTable(num_labels, projection or size, storage=described["classifier"])
+        classifier = ClassifierHead(
+            table, temperature=temperature, input_size=size, projection=projection, prior=prior()
+        )
+    try:
+        for name, head in (("dual.", dual), ("classifier.", classifier)):
+            if head is not None:
+                own = {key.removeprefix(name): value for key, value in state.items() if key.startswith(name)}
+                head.load_state_dict(own)
+                head.to(device).eval()
+    except RuntimeError as error:
+        raise ModelError(f"heads.safetensors does not fit the model ({error})") from None
+    return dual, classifier

@@ -1,0 +1,162 @@
+"""Texts in, predictions out, one at a time: files, stdin and stdout in constant memory, order and ids kept."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import tee
+from json import dumps
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from dexter.data.formats.json_records import identifier_field, parse_object, text_field
+from dexter.data.formats.limits import MAX_LINE_BYTES
+from dexter.data.formats.lines import decode, raw_lines, without_line_end
+from dexter.data.formats.problems import BadRecord
+from dexter.errors import DataError, UsageError
+from dexter.files import atomic_path
+from dexter.model.catalog import LabelEntry
+from dexter.predict.explain import Explanation
+from dexter.predict.predictor import Prediction, Predictor
+
+log = logging.getLogger("dexter")
+
+FORMS = ("text", "jsonl", "tsv")
+_SHOWN_CHARACTERS = 100
+
+
+class Query(NamedTuple):
+    """A text to label and the id that its predictions will carry."""
+
+    uid: str
+    text: str
+
+
+def read_texts(path: Path | None) -> Iterator[Query]:
+    """Queries from a file (gzip or not) or stdin: one text per line, or one JSON object with `text` and maybe `uid`.
+
+    Lines are JSON if the file's name says so (`.jsonl`) or the first line is a JSON object; then all of them must be.
+    Empty lines are passed over; a query without an id gets the number of its line.
+    """
+    name = "stdin" if path is None else str(path)
+    is_json = True if name.removesuffix(".gz").endswith(".jsonl") else None
+    for number, raw in _lines(path):
+        try:
+            line = without_line_end(decode(raw))
+            if not line.strip():
+                continue
+            if is_json is None:
+                is_json = _is_object(line)
+            yield _record(line, number) if is_json else Query(str(number), line)
+        except BadRecord as bad:
+            raise DataError(bad.message, path=name, line=number) from None
+
+
+def form_of(path: Path | None) -> str:
+    """The form of predictions that a file's name asks for; text for a terminal."""
+    ending = "" if path is None else path.suffix.removeprefix(".")
+    return ending if ending in FORMS else "text"
+
+
+def predict_texts(
+    predictor: Predictor,
+    queries: Iterable[Query],
+    *,
+    k: int | None = None,
+    threshold: float | None = None,
+    form: str = "text",
+    explain: bool = False,
+) -> Iterator[str]:
+    """One line (as text: one block of lines) per query, in order; with `explain` also why each label is there."""
+    forms = tuple(name for name in FORMS if not (explain and name == "tsv"))
+    if form not in forms:
+        raise UsageError(f"--format {form!r}{' with --explain' * explain}: expected one of {', '.join(forms)}")
+    # Both copies advance together but for one block of the predictor's, so little is held between them.
+    shown, searched = tee(queries)
+    ranked = predictor.predict_stream((query.text for query in searched), k, threshold=threshold)
+    num_empty = 0
+    for query, labels in zip(shown, ranked, strict=True):
+        num_empty += not query.text.strip()
+        ids = [label.id for label in labels]
+        yield _format(form, query, labels, predictor.explain_labels(query.text, ids) if explain else None)
+    if num_empty:
+        log.warning("%d of the texts are empty: their labels say only what is common", num_empty)
+
+
+def label_lines(labels: Iterable[LabelEntry]) -> Iterator[str]:
+    """One line per label: id, number of training queries, text."""
+    for label in labels:
+        yield f"{_flat(label.id)}\t{label.count}\t{_flat(label.text)}"
+
+
+def write_lines(lines: Iterable[str], path: Path | None) -> None:
+    """Write to stdout as lines come, or to a file that appears only when it is whole."""
+    if path is None:
+        for line in lines:
+            print(line)
+        return
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as handle:
+        for line in lines:
+            handle.write(line + "\n")
+
+
+def _lines(path: Path | None) -> Iterator[tuple[int, bytes]]:
+    if path is not None and not path.is_fifo():
+        yield from raw_lines(path)
+        return
+    with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as handle:
+        yield from _pipe_lines(handle)
+
+
+def _pipe_lines(handle: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines of a pipe, whose size nobody knows; an over-long line comes cut, for `decode` to refuse."""
+    for number, raw in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), start=1):
+        yield number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+
+
+def _is_object(line: str) -> bool:
+    try:
+        parse_object(line)
+    except BadRecord:
+        return False
+    return True
+
+
+def _record(line: str, number: int) -> Query:
+    record = parse_object(line)
+    uid = identifier_field(record)
+    return Query(str(number) if uid is None else uid, text_field(record, "text"))
+
+
+def _format(form: str, query: Query, labels: list[Prediction], why: list[Explanation] | None) -> str:
+    if form == "jsonl":
+        entries = [_values(label) for label in labels]
+        if why is not None:
+            entries = [entry | {"explanation": one.to_json()} for entry, one in zip(entries, why, strict=True)]
+        return dumps({"uid": query.uid, "labels": entries}, ensure_ascii=False)
+    if form == "tsv":
+        return "\t".join([_flat(query.uid), *(f"{_flat(label.id)}\t{label.score:.6f}" for label in labels)])
+    cut = query.text[: _SHOWN_CHARACTERS + 1]
+    shown = cut if len(cut) <= _SHOWN_CHARACTERS else cut[: _SHOWN_CHARACTERS - 1] + "…"
+    lines = [_flat(shown)]
+    for place, label in enumerate(labels):
+        lines.append(f"  {_numbers(label)}  {_flat(label.id)}  {_flat(label.text)}")
+        lines += [f"{'':11}{_flat(line)}" for line in ([] if why is None else why[place].lines())]
+    return "\n".join(lines)
+
+
+def _values(label: Prediction) -> dict[str, Any]:
+    values: dict[str, Any] = {"id": label.id, "text": label.text, "score": round(label.score, 6)}
+    return values if label.probability is None else values | {"probability": round(label.probability, 4)}
+
+
+def _numbers(label: Prediction) -> str:
+    """The score, and the probability where it is known."""
+    return f"{label.score:7.4f}" + ("" if label.probability is None else f"  {label.probability:4.0%}")
+
+
+def _flat(text: str) -> str:
+    """One line that cannot move a terminal's cursor."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))

@@ -1,0 +1,183 @@
+"""Edits: what is refused, and that the labels after any history are the same live, reloaded and compacted."""
+
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from dexter import Predictor
+from dexter.errors import ModelError, UsageError
+from dexter.model.edits import LabelEdit, VersionConflict
+from tests.model.conftest import same_labels
+
+
+def test_every_change_has_a_version_of_its_own(run):
+    predictor = Predictor.load(run, persistent=True)
+    assert predictor.version == 0
+    assert predictor.add_labels([("a", "river stone"), ("b", "old kettle")]).version == 1
+    assert predictor.rename_labels([("L3", "new kettle")]).version == 2
+    assert predictor.remove_labels(["a"]).version == predictor.version == 3
+    assert predictor.add_labels([]).version == 3, "nothing to do is not a change"
+    with pytest.raises(UsageError):
+        predictor.remove_labels(["a"])
+    assert predictor.version == Predictor.load(run).version == 3
+
+
+def test_random_histories_are_the_same_live_reloaded_refreshed_and_compacted(run, world):
+    generator = np.random.default_rng(3)
+    live, follower = Predictor.load(run, persistent=True), Predictor.load(run)
+    fingerprint = live.fingerprint
+    for step in range(25):
+        live.edit_labels(random_edit(generator, live, step))
+        if step % 6 == 5:
+            live.compact_labels()
+        if step % 4 == 3:
+            assert follower.refresh_labels() and not follower.refresh_labels()
+            same_labels(follower, live, world.test.texts)
+    reloaded = Predictor.load(run)
+    same_labels(reloaded, live, world.test.texts)
+    assert reloaded.fingerprint == fingerprint, "the published model is as it was"
+    assert len(list((run / "model" / "edits").iterdir())) == 3, "one pair of files and their head"
+
+
+def random_edit(generator, predictor, step):
+    """Some labels go, some get another text, some come; now and then one comes back."""
+    known = list(predictor.labels.ids)
+    chosen = [str(label_id) for label_id in generator.choice(known, size=4, replace=False)]
+    gone, renamed = chosen[: generator.integers(0, 3)], chosen[2:]
+    back = [(label_id, "back again") for label_id in gone if generator.random() < 0.3]
+    return LabelEdit(
+        remove=gone,
+        rename=[(label_id, f"river {step}") for label_id in renamed],
+        add=[(f"n{step}-{number}", f"stone {number} amber") for number in range(generator.integers(0, 4))] + back,
+        keep_vectors=bool(generator.random() < 0.3),
+        reuse_ids=True,
+    )
+
+
+def test_ids_are_not_used_again_unless_asked_for(run):
+    Predictor.load(run, persistent=True).remove_labels(["L5"])
+    Predictor.load(run, persistent=True).compact_labels()
+    predictor = Predictor.load(run, persistent=True)
+    with pytest.raises(UsageError, match=r"'L5' belonged to a label that was removed.*--reuse-ids"):
+        predictor.add_labels([("L5", "again")])
+    with pytest.raises(UsageError, match="no label has the id 'L5': it was removed before"):
+        predictor.remove_labels(["L5"])
+    predictor.add_labels([("L5", "again")], reuse_ids=True)
+    row = Predictor.load(run).labels.ids.index("L5")
+    assert Predictor.load(run).labels.counts[row] == 0, "it starts anew"
+
+
+def test_a_new_text_is_what_a_label_is_found_by(run):
+    predictor = Predictor.load(run, persistent=True)
+    predictor.add_labels([("mine", "zzz")])
+    predictor.rename_labels([("mine", "orchid lantern quartz")])
+    found = Predictor.load(run).predict(["orchid lantern quartz"], k=1)[0][0]
+    assert (found.id, found.text) == ("mine", "orchid lantern quartz")
+    predictor.rename_labels([("mine", "shown")], keep_vectors=True)
+    assert predictor.predict(["orchid lantern quartz"], k=1)[0][0].text == "shown"
+
+
+def test_a_rename_keeps_what_the_label_learned(run):
+    predictor = Predictor.load(run, persistent=True)
+    before, prior = predictor.labels.counts.copy(), predictor.model.head.prior.bias.detach().clone()
+    predictor.rename_labels([("L7", "something else")])
+    np.testing.assert_array_equal(predictor.labels.counts, before)
+    assert torch.equal(predictor.model.head.prior.bias.detach(), prior)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        LabelEdit(remove=["L1", "L1"]),
+        LabelEdit(remove=["L1", "nobody"]),
+        LabelEdit(rename=[("L1", "x"), ("L1", "y")]),
+        LabelEdit(remove=["L1"], rename=[("L1", "x")]),
+        LabelEdit(remove=["L1"], add=[("L1", "x")]),
+        LabelEdit(rename=[("L1", None)]),
+        LabelEdit(rename=[("L1", "\ud800")]),
+        LabelEdit(add=[("x", "y"), "zz"]),
+    ],
+    ids=str,
+)
+def test_a_refused_edit_changes_nothing(run, world, edit):
+    predictor = Predictor.load(run, persistent=True)
+    with pytest.raises(UsageError):
+        predictor.edit_labels(edit)
+    assert predictor.version == 0 and not (run / "model" / "edits").exists()
+    same_labels(predictor, Predictor.load(run), world.test.texts)
+
+
+@pytest.mark.parametrize("place", ["encode", "apply", "derive", "disk"])
+def test_a_failure_in_the_middle_leaves_everything_as_it_was(run, world, monkeypatch, place):
+    predictor = Predictor.load(run, persistent=True)
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    broken = {
+        "encode": "dexter.model.model.embed",
+        "apply": "dexter.encoders.heads.DualHead.for_labels",
+        "derive": "dexter.model.model.Model.label_vectors",
+        "disk": "dexter.model.journal.write_json",
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(broken[place], fail)
+        with pytest.raises(MemoryError):
+            predictor.edit_labels(LabelEdit(remove=["L2"], add=[("new", "river")]))
+    assert predictor.version == 0
+    same_labels(predictor, Predictor.load(run), world.test.texts)
+    assert predictor.add_labels([("new", "river")]).version == 1, "and the next edit works"
+
+
+def test_threads_that_edit_at_once_lose_nothing(run):
+    predictor = Predictor.load(run, persistent=True)
+
+    def add(name):
+        for number in range(5):
+            predictor.add_labels([(f"{name}{number}", f"river {name}")])
+
+    threads = [threading.Thread(target=add, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert predictor.version == 15
+    assert len(Predictor.load(run).labels.ids) == 37 + 15
+
+
+def test_changes_in_memory_stay_there(run):
+    predictor = Predictor.load(run)
+    predictor.add_labels([("x", "river")])
+    assert predictor.version == 1 and not (run / "model" / "edits").exists()
+    Predictor.load(run, persistent=True).add_labels([("y", "stone")])
+    Predictor.load(run, persistent=True).add_labels([("z", "stone")])
+    with pytest.raises(UsageError, match="only in memory"):
+        predictor.refresh_labels()
+
+
+def test_a_model_that_may_still_be_replaced_is_not_changed(run):
+    (run / "run.json").unlink()
+    with pytest.raises(ModelError, match="its run has not ended"):
+        Predictor.load(run, persistent=True).add_labels([("x", "river")])
+
+
+def test_a_replaced_model_is_noticed(run, tmp_path):
+    predictor = Predictor.load(run, persistent=True)
+    other = Predictor.load(run)
+    other.remove_labels(["L1"])
+    shutil.rmtree(run / "model")
+    other.model.save(run / "model")
+    with pytest.raises(ModelError, match="was replaced since it was loaded"):
+        predictor.add_labels([("x", "river")])
+
+
+def test_an_edit_for_another_version_is_refused_also_when_another_process_made_it(run):
+    ours, theirs = (Predictor.load(run, persistent=True) for _ in range(2))
+    theirs.add_labels([("theirs", "zebra")])
+    with pytest.raises(VersionConflict, match="at version 1, the edit is for 0"):
+        ours.edit_labels(LabelEdit(add=[("ours", "zither")]), expected=0)
+    assert "ours" not in Predictor.load(run).labels.ids
+    assert ours.edit_labels(LabelEdit(add=[("ours", "zither")]), expected=1).version == 2

@@ -1,0 +1,144 @@
+"""Texts from files and pipes: two kinds of lines, ids and order kept, bad lines named, output whole or absent."""
+
+import gzip
+import io
+import json
+import os
+import sys
+import threading
+
+import pytest
+
+from dexter.errors import DataError, UsageError
+from dexter.predict.predictor import Prediction
+from dexter.predict.streams import Query, predict_texts, read_texts, write_lines
+
+
+class Echo:
+    """Predicts a text's own words, so that what comes out shows what went in."""
+
+    def predict_stream(self, texts, k, *, threshold=None):
+        for text in texts:
+            yield [Prediction(f"id-{word}", word, 1.0 / place) for place, word in enumerate(text.split()[:k], start=1)]
+
+
+def read(tmp_path, content, name="q.txt"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return list(read_texts(path))
+
+
+def test_lines_are_texts_and_their_numbers_ids(tmp_path):
+    content = "\ufefffirst\r\n\n  third  \n{not json\nlast\u2028one"
+    assert read(tmp_path, content) == [("1", "first"), ("3", "  third  "), ("4", "{not json"), ("5", "last\u2028one")]
+
+
+def test_json_lines_have_texts_and_ids(tmp_path):
+    content = '{"text": "a", "uid": "x"}\n{"id": 7, "text": "b\\nc"}\n\n{"text": ""}\n'
+    assert read(tmp_path, content) == [("x", "a"), ("7", "b\nc"), ("4", "")]
+    assert read(tmp_path, content, "q.jsonl") == [("x", "a"), ("7", "b\nc"), ("4", "")]
+
+
+def test_gzip_is_read_too(tmp_path):
+    assert read(tmp_path, gzip.compress(b'{"text": "a"}\n'), "q.jsonl.gz") == [("1", "a")]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "line", "says"),
+    [
+        ('{"text": "a"}\nplain', "q.txt", 2, "not a JSON object"),
+        ("plain", "q.jsonl", 1, "not a JSON object"),
+        ('{"text": "a"}\n{"title": "b"}', "q.txt", 2, '"text" is missing'),
+        ('{"text": 3}', "q.txt", 1, "must be a string"),
+        ('{"text": "a", "uid": []}', "q.txt", 1, '"uid" must be a string'),
+        ('{"text": "\\ud800"}', "q.txt", 1, "surrogate"),
+        (b"fine\ncaf\xe9", "q.txt", 2, "not UTF-8"),
+        (b"a\x00b", "q.txt", 1, "NUL"),
+        (b"x" * (16 * 2**20 + 1), "q.txt", 1, "longer than"),
+        (gzip.compress(os.urandom(9999))[:-20], "q.txt.gz", 1, "damaged|UTF-8|NUL"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path, content, name, line, says):
+    with pytest.raises(DataError, match=says) as caught:
+        read(tmp_path, content, name)
+    assert caught.value.exit_code == 3
+    assert str(caught.value).startswith(f"{tmp_path / name}:")
+    assert caught.value.line == line or name.endswith("gz")
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"missing\.txt: cannot be read"):
+        list(read_texts(tmp_path / "missing.txt"))
+
+
+def test_stdin_and_named_pipes(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\nb")))
+    assert list(read_texts(None)) == [("1", "a"), ("2", "b")]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    with pytest.raises(DataError, match="stdin:1"):
+        list(read_texts(None))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text("c\n"))
+    writer.start()
+    assert list(read_texts(pipe)) == [("1", "c")]
+    writer.join()
+
+
+QUERIES = [Query("q1", "red  car"), Query("q2", "a\tb\x1b[31m " + "x" * 200)]
+
+
+def test_text_is_readable_and_cannot_move_the_cursor():
+    lines = list(predict_texts(Echo(), QUERIES, k=2))
+    assert lines[0] == "red car\n   1.0000  id-red  red\n   0.5000  id-car  car"
+    assert "\x1b" not in lines[1]
+    assert len(lines[1].splitlines()[0]) < 102
+
+
+def test_jsonl_and_tsv_keep_ids_and_order():
+    objects = [json.loads(line) for line in predict_texts(Echo(), QUERIES, k=1, form="jsonl")]
+    assert objects[0] == {"uid": "q1", "labels": [{"id": "id-red", "text": "red", "score": 1.0}]}
+    assert [entry["uid"] for entry in objects] == ["q1", "q2"]
+    assert next(predict_texts(Echo(), QUERIES, k=2, form="tsv")) == "q1\tid-red\t1.000000\tid-car\t0.500000"
+
+
+def test_empty_texts_are_told_once(caplog):
+    queries = [Query("1", ""), Query("2", "red"), Query("3", " \t")]
+    assert len(list(predict_texts(Echo(), queries, k=1))) == 3
+    assert [record.message for record in caplog.records] == [
+        "2 of the texts are empty: their labels say only what is common"
+    ]
+    caplog.clear()
+    list(predict_texts(Echo(), QUERIES, k=1))
+    assert not caplog.records
+
+
+def test_an_unknown_form_is_named():
+    with pytest.raises(UsageError, match="expected one of text, jsonl, tsv"):
+        next(predict_texts(Echo(), QUERIES, k=1, form="xml"))
+
+
+def test_a_file_is_whole_or_absent(tmp_path):
+    def failing():
+        yield "one"
+        raise DataError("bad")
+
+    with pytest.raises(DataError):
+        write_lines(failing(), tmp_path / "out.txt")
+    assert list(tmp_path.iterdir()) == []
+    write_lines(iter(["one", "two"]), tmp_path / "out.txt")
+    assert (tmp_path / "out.txt").read_text() == "one\ntwo\n"
+
+
+def test_stdout_gets_lines_as_they_come(capsys):
+    write_lines(iter(["one", "two"]), None)
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_the_name_of_the_output_decides_the_form():
+    from pathlib import Path
+
+    from dexter.predict.streams import form_of
+
+    forms = [form_of(path) for path in (None, Path("p.jsonl"), Path("p.tsv"), Path("p.txt"), Path("p"))]
+    assert forms == ["text", "jsonl", "tsv", "text", "text"]
