@@ -4,7 +4,7 @@
     python bench/quality.py stackexchange4 --recipes dexter dexml --threads 1 --omikuji /tmp/omikuji/bin/python
     python bench/quality.py debian-related --recipes dexml dexml-hnm supconde unidec --set train.epochs=8
 
-A recipe has a row for each of its heads without memory, and one as it predicts by itself: head, memory and dial as
+A recipe has a row for each of its heads without neighbours, and one as it predicts by itself: head, neighbours and dial
 chosen on validation. omikuji (Parabel: 3 trees, its default settings, beam 10) gets unigram TF-IDF vectors and runs in
 an interpreter of its own; without one its row is left out. *train* is everything from texts to a model (TF-IDF vectors
 and tokens included), *predict* everything from test texts to 100 labels each. CPU seconds hold on a machine that is not
@@ -96,7 +96,7 @@ def run_recipe(
         trained = Time.now() - start
         chosen = Predictor.load(finished.path)
         for head in chosen.model.heads:
-            plain = Predictor(chosen.model, head=head, memory=False, dial=chosen.model.default_dial)
+            plain = Predictor(chosen.model, head=head, neighbours=False, dial=chosen.model.default_dial)
             yield f"{recipe} {head}", Row(*ask(plain, test), train=trained)
         yield recipe, Row(*ask(chosen, test), train=trained)
 

@@ -1,4 +1,4 @@
-"""After training: what memory, dial, probabilities and unseen labels come to on test queries, in one run per data set.
+"""After training: what neighbours, dial, probabilities and unseen labels give on test queries, one run per data set.
 
     python bench/scoring.py --threads 1 --data stackexchange4 pydocs --out runs/scoring
 
@@ -32,14 +32,17 @@ def load(name: str) -> Dataset:
     return build(name) if name == "pydocs" else shared_data.load(name)
 
 
-def print_memory(run: Path, dataset: Dataset) -> None:
-    """Test metrics with and without the memory, and the calibration of what the run was tuned to."""
+def print_neighbours(run: Path, dataset: Dataset) -> None:
+    """Test metrics with and without the neighbours, and the calibration of what the run was tuned to."""
     tuned = Predictor.load(run)
     print(f"tuned: {tuned.model.scoring.describe()}")
     print(f"{'':12s}" + "".join(f"{name:>8s}" for name in COLUMNS))
-    for memory in (False, True):
-        report = evaluate(Predictor.load(run, memory=memory), dataset, num_resamples=0)
-        print(f"{'memory' if memory else 'model':12s}" + "".join(f"{report.metrics[name]:8.2f}" for name in COLUMNS))
+    for neighbours in (False, True):
+        report = evaluate(Predictor.load(run, neighbours=neighbours), dataset, num_resamples=0)
+        print(
+            f"{'neighbours' if neighbours else 'model':12s}"
+            + "".join(f"{report.metrics[name]:8.2f}" for name in COLUMNS)
+        )
     errors = evaluate(tuned, dataset, num_resamples=0).calibration
     print(f"calibration error, first 5 places: softmax {errors['softmax']:.2f}, calibrated {errors['calibrated']:.2f}")
 
@@ -83,7 +86,7 @@ def main() -> None:
         dataset, run = load(name), arguments.out / name
         train(dataset, recipe="dexter", out=run, overrides={"train.threads": arguments.threads}, resume=True)
         print(f"\n## {name}: {len(dataset.train):,} training queries, {dataset.num_labels:,} labels")
-        print_memory(run, dataset)
+        print_neighbours(run, dataset)
         print_thresholds(run, dataset)
         print(dial_curve(Predictor.load(run), dataset).render())
         if not arguments.no_unseen:

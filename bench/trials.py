@@ -50,10 +50,10 @@ def _read(data: str) -> Dataset:
 def run(dataset: Dataset, recipe: str, overrides: Mapping[str, Any], *, heads: Iterable[HeadName] = ()) -> Trial:
     """Train, and score the named heads (all that the model has, if none is named).
 
-    Heads are scored as they were trained: without the memory and the dial that are chosen on validation afterwards.
+    Heads are scored as they were trained: without the neighbours and the dial that are chosen on validation afterwards.
     """
     ks = [k for k in DEFAULT_KS if k <= dataset.num_labels]
-    settings = {"scoring.memory": 0} | dict(overrides)
+    settings = {"scoring.neighbours": 0} | dict(overrides)
     with tempfile.TemporaryDirectory() as folder:
         started = time.process_time()
         finished = train(dataset, recipe=recipe, out=Path(folder) / "run", overrides=settings)
@@ -61,7 +61,7 @@ def run(dataset: Dataset, recipe: str, overrides: Mapping[str, Any], *, heads: I
         model = Predictor.load(finished.path).model
         metrics = {}
         for head in heads or model.heads:
-            predictor = Predictor(model, head=head, memory=False, dial=float(model.has_prior))
+            predictor = Predictor(model, head=head, neighbours=False, dial=float(model.has_prior))
             metrics[head] = evaluate(predictor, dataset, ks=ks, num_resamples=0).metrics
     return Trial(metrics, cpu_seconds)
 

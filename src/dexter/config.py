@@ -278,14 +278,14 @@ class ValidationConfig:
 class ScoringConfig:
     """What is kept and chosen after training, for predictions."""
 
-    memory: int = 200_000
+    neighbours: int = 200_000
     """Training queries (vectors, labels, beginnings of texts) are kept with the model, so that the nearest can vote
     and be shown, if there are at most this many; 0: never."""
     tuning_queries: int = 2_000
-    """At most this many validation queries decide about memory and probabilities."""
+    """At most this many validation queries decide about neighbours and probabilities."""
 
     def __post_init__(self) -> None:
-        _require(self.memory >= 0, "scoring.memory", "0 or more")
+        _require(self.neighbours >= 0, "scoring.neighbours", "0 or more")
         _require(self.tuning_queries > 0, "scoring.tuning_queries", "above 0")
 
 

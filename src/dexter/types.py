@@ -18,7 +18,7 @@ class TopK(NamedTuple):
 
 
 BANDS: Mapping[str, tuple[int, float]] = {
-    "head": (101, np.inf),
+    "frequent": (101, np.inf),
     "torso": (10, 100),
     "tail": (1, 9),
     "unseen": (0, 0),

@@ -130,13 +130,13 @@ def test_predictions_of_a_file_keep_ids_and_order(run, trained, tmp_path):
     assert [(line["uid"], len(line["labels"])) for line in lines] == [("b", 2), ("a", 2)]
 
 
-def test_thresholds_dial_and_memory_of_predictions(run, trained):
+def test_thresholds_dial_and_neighbours_of_predictions(run, trained):
     sure = run("predict", trained, "river stone", "--threshold", 0.01, "--format", "jsonl")
     labels = json.loads(sure[1])["labels"]
     assert sure[0] == 0
     assert labels
     assert all(label["probability"] >= 0.01 for label in labels)
-    for option in (("--precision", 0.3), ("--best-f1",), ("--dial", 0), ("--memory",), ("--no-memory",)):
+    for option in (("--precision", 0.3), ("--best-f1",), ("--dial", 0), ("--neighbours",), ("--no-neighbours",)):
         assert run("predict", trained, "river stone", *option)[0] == 0
     twice = run("predict", trained, "river", "--threshold", 0.5, "--best-f1")
     assert "give one of" in error_line(twice, 2)

@@ -242,9 +242,9 @@ def test_counts_and_bands():
     test = make_split(["unseen text"], [[0, 6]], len(counts))
     dataset = make_dataset(train, test, label_texts=[f"label {column}" for column in range(len(counts))])
     bands = count_bands(dataset)
-    assert {name: band.labels for name, band in bands.items()} == {"head": 2, "torso": 2, "tail": 2, "unseen": 1}
+    assert {name: band.labels for name, band in bands.items()} == {"frequent": 2, "torso": 2, "tail": 2, "unseen": 1}
     assert {name: band.pairs["train"] for name, band in bands.items()} == {
-        "head": 251, "torso": 110, "tail": 10, "unseen": 0,
+        "frequent": 251, "torso": 110, "tail": 10, "unseen": 0,
     }  # fmt: skip
     assert bands["unseen"].pairs["test"] == 1
     report = check(dataset)

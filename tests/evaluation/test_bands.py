@@ -46,7 +46,7 @@ def test_bands_equal_the_slow_loop(seed):
     bands = score_bands(
         top_ids, csr_matrix(relevance.astype(float)), label_counts, inverse_propensity=weights, ks=(1, 4)
     )
-    limits = {"head": (101, 10**9), "torso": (10, 100), "tail": (1, 9), "unseen": (0, 0)}
+    limits = {"frequent": (101, 10**9), "torso": (10, 100), "tail": (1, 9), "unseen": (0, 0)}
     assert list(bands) == list(limits)
     for name, (low, high) in limits.items():
         members = (label_counts >= low) & (label_counts <= high)
@@ -67,7 +67,7 @@ def test_macro_metrics_of_a_band_average_over_its_labels_but_count_all_queries()
     bands = score_bands(top_ids, relevance, np.array([5, 200, 0]), ks=(1,))
     assert bands["tail"].metrics["F1@1"] == pytest.approx(100 * 2 / 3)
     assert bands["tail"].metrics["Coverage@1"] == 100.0
-    assert bands["head"].metrics["F1@1"] == 0.0
+    assert bands["frequent"].metrics["F1@1"] == 0.0
 
 
 def test_a_band_without_queries_has_its_keys_and_no_value():
@@ -75,4 +75,4 @@ def test_a_band_without_queries_has_its_keys_and_no_value():
     assert bands["tail"].num_queries == 0
     assert bands["tail"].num_labels == 1
     assert all(math.isnan(value) for value in bands["tail"].metrics.values())
-    assert bands["tail"].metrics.keys() == bands["head"].metrics.keys()
+    assert bands["tail"].metrics.keys() == bands["frequent"].metrics.keys()

@@ -9,11 +9,11 @@ from dexter.evaluation.runs import evaluate
 
 
 def test_each_point_is_an_evaluation(trained, world):
-    curve = dial_curve(Predictor.load(trained, memory=False), world, dials=(0.0, 0.5))
+    curve = dial_curve(Predictor.load(trained, neighbours=False), world, dials=(0.0, 0.5))
     assert list(curve.points) == [0.0, 0.5, 1.0]
     assert curve.current == 1.0
     for dial, metrics in curve.points.items():
-        expected = evaluate(Predictor.load(trained, memory=False, dial=dial), world, ks=(1, 3, 5), num_resamples=0)
+        expected = evaluate(Predictor.load(trained, neighbours=False, dial=dial), world, ks=(1, 3, 5), num_resamples=0)
         assert metrics == pytest.approx(expected.metrics, nan_ok=True)
     lines = curve.render().splitlines()
     assert lines[0].split() == ["dial", "P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5"]

@@ -26,7 +26,7 @@ def rankings(tiny_dataset):
 def test_a_report_holds_the_scores_and_what_they_come_from(tiny_dataset, rankings):
     report = score_report(rankings[1], tiny_dataset.test, tiny_dataset.train.relevance, ks=(1, 5), num_resamples=50)
     assert report.metrics == score(rankings[1], tiny_dataset.test.relevance, tiny_dataset.train.relevance, ks=(1, 5))
-    assert set(report.by_frequency) == set(report.band_sizes) == {"head", "torso", "tail", "unseen"}
+    assert set(report.by_frequency) == set(report.band_sizes) == {"frequent", "torso", "tail", "unseen"}
     assert "P@1" in report.by_frequency["tail"]
     assert report.num_queries == 40
     assert report.num_without_labels == int((np.diff(tiny_dataset.test.relevance.indptr) == 0).sum()) >= 1

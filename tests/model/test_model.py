@@ -20,7 +20,7 @@ FILES = [
     "dexter/heads.safetensors",
     "dexter/labels.jsonl",
     "dexter/labels.safetensors",
-    "dexter/memory.safetensors",
+    "dexter/training_queries.safetensors",
     "dexter/model.json",
     "dexter/scoring.json",
     "dexter_encoder.json",
@@ -146,7 +146,7 @@ def test_a_model_without_prior_and_label_vectors(world, tmp_path):
     from tests.conftest import SMALL
 
     run = dexter.train(world, recipe="dexml", out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1})
-    predictor = Predictor.load(run.path, memory=False)
+    predictor = Predictor.load(run.path, neighbours=False)
     predictor.add_labels([("new", world.label_texts[0])])
     best = predictor.predict([world.label_texts[0]], k=2)[0]
     assert best[0].score == pytest.approx(best[1].score)

@@ -118,7 +118,7 @@ def test_pools_and_steps():
 def test_checkpoints_hold_weights_and_moments():
     sizes, config = make("dexml")
     assert checkpoint_bytes(sizes, config) == 3 * weights_bytes(sizes, config)
-    assert {term.name for term in disk(sizes, config)} == {"checkpoints", "model", "memory", "metrics"}
+    assert {term.name for term in disk(sizes, config)} == {"checkpoints", "model", "training queries", "metrics"}
 
 
 def test_a_known_transformer_has_the_weights_it_has():

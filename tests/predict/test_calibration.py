@@ -55,7 +55,7 @@ def test_leads_forget_the_level_of_a_query():
 def test_probabilities_hold_on_fresh_queries_and_by_band():
     found, relevance, counts, *_ = draw(0)
     calibration = calibrate(found, relevance, counts)
-    assert set(calibration.maps) == {"all", "head", "tail"}
+    assert set(calibration.maps) == {"all", "frequent", "tail"}
     fresh, _, _, hits, truth = draw(1)
     chances = calibration.probabilities(fresh, counts)
     assert np.abs(chances - truth).mean() < 0.04

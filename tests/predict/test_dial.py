@@ -13,7 +13,7 @@ from tests.conftest import SMALL
 
 @pytest.mark.parametrize("dial", [0.0, 0.3, 1.0])
 def test_the_dial_weighs_the_learned_prior(trained, world, dial):
-    predictor = Predictor.load(trained, dial=dial, memory=False)
+    predictor = Predictor.load(trained, dial=dial, neighbours=False)
     model = predictor.model
     queries = model.search_vectors(model.encode_queries(world.test.texts[:7]))
     expected = queries @ model.label_vectors(prior_weight=dial).T
@@ -25,7 +25,7 @@ def test_the_dial_weighs_the_learned_prior(trained, world, dial):
 
 def test_without_a_learned_prior_the_dial_adds_the_log_frequency(world, tmp_path):
     run = dexter.train(world, recipe="dexml", out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1})
-    plain, dialled = (Predictor.load(run.path, dial=dial, memory=False) for dial in (None, 0.5))
+    plain, dialled = (Predictor.load(run.path, dial=dial, neighbours=False) for dial in (None, 0.5))
     assert plain.dial == 0.0
     num_labels = len(world.label_ids)
     before, after = (predictor.top(world.test.texts[:5], num_labels) for predictor in (plain, dialled))

@@ -17,7 +17,7 @@ from tests.conftest import FILLER, SMALL
 
 @pytest.fixture(scope="module")
 def unified(world, tmp_path_factory):
-    """A run with a classifier, priors and a memory."""
+    """A run with a classifier, priors and a training_queries."""
     out = tmp_path_factory.mktemp("explained") / "run"
     settings = {"head.classifier": True, "encoder.normalize": False, "head.projection": 16}
     dexter.train(world, recipe="dexter", out=out, overrides={**SMALL, **settings})
@@ -40,7 +40,9 @@ def test_word_weights_are_what_is_lost_without_the_word():
     assert len(seen) == 6 and seen[2] == "Über , don't: read-only x.y"
 
 
-@pytest.mark.parametrize("options", [{"head": "encoder"}, {"head": "classifier"}, {}, {"dial": 0.3}, {"memory": True}])
+@pytest.mark.parametrize(
+    "options", [{"head": "encoder"}, {"head": "classifier"}, {}, {"dial": 0.3}, {"neighbours": True}]
+)
 def test_parts_add_up_to_the_predicted_score(unified, world, options):
     predictor = Predictor.load(unified, **options)
     for text in world.test.texts[:5]:
@@ -53,14 +55,14 @@ def test_parts_add_up_to_the_predicted_score(unified, world, options):
         "encoder": {"encoder", "encoder prior"},
         "classifier": {"classifier", "classifier prior"},
     }.get(options.get("head", ""), {"encoder", "encoder prior", "classifier", "classifier prior"})
-    assert set(explained.parts) - {"memory"} == names
-    assert ("memory" in explained.parts) == predictor.uses_memory
+    assert set(explained.parts) - {"neighbours"} == names
+    assert ("neighbours" in explained.parts) == predictor.uses_neighbours
 
 
 def test_a_model_without_prior_and_its_frequency(world, tmp_path):
     dexter.train(world, recipe="dexml", out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1})
     for dial, names in ((None, {"encoder"}), (0.5, {"encoder", "frequency"})):
-        predictor = Predictor.load(tmp_path / "run", dial=dial, memory=False)
+        predictor = Predictor.load(tmp_path / "run", dial=dial, neighbours=False)
         label = predictor.predict(["river stone"], k=1)[0][0]
         explained = predictor.explain("river stone", label.id)
         assert set(explained.parts) == names
@@ -68,7 +70,7 @@ def test_a_model_without_prior_and_its_frequency(world, tmp_path):
 
 
 def test_the_words_of_the_label_carry_it(unified, world):
-    predictor = Predictor.load(unified, head="encoder", memory=False)
+    predictor = Predictor.load(unified, head="encoder", neighbours=False)
     hits = 0
     for row in range(10):
         text = f"the {world.label_texts[row]} of some"
@@ -109,18 +111,18 @@ def test_an_unknown_label(unified):
         Predictor.load(unified).explain("river", "nobody")
 
 
-@pytest.mark.parametrize(("count", "band"), [(0, "unseen"), (1, "tail"), (9, "tail"), (10, "torso"), (101, "head")])
+@pytest.mark.parametrize(("count", "band"), [(0, "unseen"), (1, "tail"), (9, "tail"), (10, "torso"), (101, "frequent")])
 def test_bands(count, band):
     assert band_of(count) == band
 
 
-def test_a_model_without_memory(unified, tmp_path):
+def test_a_model_without_training_queries(unified, tmp_path):
     from dexter.files import write_manifest
 
     place = shutil.copytree(unified, tmp_path / "run")
-    (place / "model" / "dexter" / "memory.safetensors").unlink()
+    (place / "model" / "dexter" / "training_queries.safetensors").unlink()
     write_manifest(place / "model")
-    assert Predictor.load(place, memory=False).explain("river", "L1").neighbours == []
+    assert Predictor.load(place, neighbours=False).explain("river", "L1").neighbours == []
 
 
 def test_the_command_line(run, unified):  # noqa: F811

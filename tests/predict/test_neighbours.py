@@ -1,4 +1,4 @@
-"""The memory: votes and blend against a slow loop over all labels, what is stored, and what is refused."""
+"""Neighbours: votes and blend against a slow loop over all labels, what is stored, and what is refused."""
 
 from dataclasses import replace
 
@@ -11,45 +11,45 @@ from scipy.sparse import csr_matrix, random
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
 from dexter.index.exact import search
-from dexter.predict.neighbours import MEMORY_FILE, Memory, add_votes
+from dexter.predict.neighbours import TRAINING_QUERIES_FILE, TrainingQueries, add_votes
 from dexter.types import TopK
 
 
 @pytest.fixture
-def memory():
+def training_queries():
     generator = torch.Generator().manual_seed(0)
     relevance = random(29, 17, density=0.15, format="csr", random_state=0)
     uids, texts = [f"u{row}" for row in range(29)], [f"text {row} é" for row in range(29)]
-    return Memory.of(torch.randn(29, 8, generator=generator), relevance, uids, texts)
+    return TrainingQueries.of(torch.randn(29, 8, generator=generator), relevance, uids, texts)
 
 
-def slow_votes(memory, nearest, temperature):
-    votes = np.zeros((len(nearest.ids), memory.relevance.shape[1]))
+def slow_votes(training_queries, nearest, temperature):
+    votes = np.zeros((len(nearest.ids), training_queries.relevance.shape[1]))
     for row, (ids, similarities) in enumerate(zip(nearest.ids, nearest.scores, strict=True)):
         weights = np.exp(np.float64(similarities) / temperature)
         for place, weight in zip(ids, weights / weights.sum(), strict=True):
-            votes[row] += weight * memory.relevance[place].toarray()[0]
+            votes[row] += weight * training_queries.relevance[place].toarray()[0]
     return votes
 
 
 @pytest.mark.parametrize("neighbours", [1, 7, 29])
-def test_votes_equal_a_slow_loop(memory, neighbours):
-    nearest = memory.nearest(torch.randn(5, 8), neighbours)
-    found = memory.votes(nearest, 0.1).toarray()
-    np.testing.assert_allclose(found, slow_votes(memory, nearest, 0.1), atol=1e-5)
+def test_votes_equal_a_slow_loop(training_queries, neighbours):
+    nearest = training_queries.nearest(torch.randn(5, 8), neighbours)
+    found = training_queries.votes(nearest, 0.1).toarray()
+    np.testing.assert_allclose(found, slow_votes(training_queries, nearest, 0.1), atol=1e-5)
 
 
-def test_a_text_that_is_near_to_nobody_gets_no_votes(memory):
-    nearest = memory.nearest(torch.zeros(2, 8), 5)
-    assert memory.votes(nearest, 0.1).sum() == 0
+def test_a_text_that_is_near_to_nobody_gets_no_votes(training_queries):
+    nearest = training_queries.nearest(torch.zeros(2, 8), 5)
+    assert training_queries.votes(nearest, 0.1).sum() == 0
 
 
 @pytest.mark.parametrize("k", [1, 4, 17])
 @pytest.mark.parametrize("excluding", [False, True])
-def test_the_blend_is_that_of_scoring_every_label(memory, k, excluding):
+def test_the_blend_is_that_of_scoring_every_label(training_queries, k, excluding):
     torch.manual_seed(k)
     queries, labels = torch.randn(11, 6), torch.randn(17, 6)
-    votes = memory.votes(memory.nearest(torch.randn(11, 8), 6), 0.2)
+    votes = training_queries.votes(training_queries.nearest(torch.randn(11, 8), 6), 0.2)
     exclude = random(11, 17, density=0.3, format="csr", random_state=1) if excluding else None
     found = search(queries, labels, k, exclude=exclude)
     blended = add_votes(found, votes, queries, labels, scale=3.0, exclude=exclude)
@@ -62,7 +62,7 @@ def test_the_blend_is_that_of_scoring_every_label(memory, k, excluding):
     np.testing.assert_allclose(blended.scores, scores, atol=1e-5)
 
 
-def test_no_votes_no_change(memory):
+def test_no_votes_no_change(training_queries):
     queries, labels = torch.randn(3, 6), torch.randn(17, 6)
     found = search(queries, labels, 5)
     blended = add_votes(found, csr_matrix((3, 17), dtype=np.float32), queries, labels, scale=1.0)
@@ -70,33 +70,33 @@ def test_no_votes_no_change(memory):
     np.testing.assert_array_equal(blended.scores, found.scores)
 
 
-def test_nearest_with_a_label_are_the_nearest_of_those_that_have_it(memory):
+def test_nearest_with_a_label_are_the_nearest_of_those_that_have_it(training_queries):
     text = torch.randn(3, 8)
-    everyone = memory.nearest(text, 29)
-    label = int(memory.relevance.indices[0])
-    having = set(memory.relevance[:, [label]].nonzero()[0])
-    found = memory.nearest(text, 3, label=label)
+    everyone = training_queries.nearest(text, 29)
+    label = int(training_queries.relevance.indices[0])
+    having = set(training_queries.relevance[:, [label]].nonzero()[0])
+    found = training_queries.nearest(text, 3, label=label)
     expected = [[row for row in rows if row in having][:3] for rows in everyone.ids]
     assert found.ids.tolist() == expected
-    unheard = Memory.of(torch.randn(2, 8), csr_matrix((2, 4)), ["a", "b"], ["a", "b"])
+    unheard = TrainingQueries.of(torch.randn(2, 8), csr_matrix((2, 4)), ["a", "b"], ["a", "b"])
     assert unheard.nearest(text, 3, label=2).ids.shape == (3, 0)
 
 
-def test_labels_come_and_go(memory):
-    wider = memory.widen(2)
+def test_labels_come_and_go(training_queries):
+    wider = training_queries.widen(2)
     assert wider.relevance.shape == (29, 19)
     kept = wider.keep(np.array([18, 3, 0]))
     np.testing.assert_array_equal(kept.relevance.toarray(), wider.relevance.toarray()[:, [18, 3, 0]])
 
 
-def test_saved_then_loaded_is_the_same(memory, tmp_path):
-    memory.save(tmp_path)
-    again = Memory.load(tmp_path, num_labels=17, dimension=8, device="cpu")
-    assert torch.equal(again.vectors_MD, memory.vectors_MD)
-    assert (again.relevance != memory.relevance).nnz == 0
+def test_saved_then_loaded_is_the_same(training_queries, tmp_path):
+    training_queries.save(tmp_path)
+    again = TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
+    assert torch.equal(again.vectors_MD, training_queries.vectors_MD)
+    assert (again.relevance != training_queries.relevance).nnz == 0
     assert [again.texts[row] for row in range(29)] == [f"text {row} é" for row in range(29)]
     assert [again.uids[row] for row in (0, 28)] == ["u0", "u28"]
-    assert Memory.load(tmp_path / "elsewhere", num_labels=17, dimension=8, device="cpu") is None
+    assert TrainingQueries.load(tmp_path / "elsewhere", num_labels=17, dimension=8, device="cpu") is None
 
 
 FORGERIES = {
@@ -109,21 +109,23 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("kind", FORGERIES)
-def test_what_does_not_fit_is_refused(memory, tmp_path, kind):
-    memory.save(tmp_path)
-    tensors = load_file(tmp_path / MEMORY_FILE)
+def test_what_does_not_fit_is_refused(training_queries, tmp_path, kind):
+    training_queries.save(tmp_path)
+    tensors = load_file(tmp_path / TRAINING_QUERIES_FILE)
     FORGERIES[kind](tensors)
-    save_file(tensors, tmp_path / MEMORY_FILE)
-    with pytest.raises(ModelError, match="not the memory of this model"):
-        Memory.load(tmp_path, num_labels=17, dimension=8, device="cpu")
+    save_file(tensors, tmp_path / TRAINING_QUERIES_FILE)
+    with pytest.raises(ModelError, match="not the training queries of this model"):
+        TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
 
 
-def test_a_predictor_with_memory_adds_the_votes(trained, world):
-    plain, voting = Predictor.load(trained, memory=False), Predictor.load(trained, memory=True)
+def test_a_predictor_voting_adds_the_votes(trained, world):
+    plain, voting = Predictor.load(trained, neighbours=False), Predictor.load(trained, neighbours=True)
     texts = world.test.texts
     model = voting.model
-    blend = model.scoring.blend
-    votes = model.memory.votes(model.memory.nearest(model.encode_queries(texts), blend.neighbours), blend.temperature)
+    blend = model.scoring.votes
+    votes = model.training_queries.votes(
+        model.training_queries.nearest(model.encode_queries(texts), blend.neighbours), blend.temperature
+    )
     before = plain.top(texts, len(world.label_ids))
     scores = np.empty(before.ids.shape)
     np.put_along_axis(scores, before.ids, before.scores, axis=1)
@@ -147,13 +149,13 @@ def test_the_nearest_training_queries_of_a_training_query_start_with_itself(trai
         predictor.nearest(["text"], label="nobody")
 
 
-def test_live_labels_and_memory_go_together(trained, world):
-    predictor = Predictor.load(trained, memory=True)
+def test_live_labels_and_training_queries_go_together(trained, world):
+    predictor = Predictor.load(trained, neighbours=True)
     predictor.remove_labels(["L0", "L9"])
     predictor.add_labels([("new", "river stone")])
     assert predictor.predict(["river stone"], k=3)
     kept = [label for label in world.label_ids if label not in ("L0", "L9")]
-    again = Predictor.load(trained, memory=True)
+    again = Predictor.load(trained, neighbours=True)
     text = [world.test.texts[3]]
     expected = [(p.id, p.score) for p in again.predict(text, k=40)[0] if p.id in kept]
     found = [(p.id, p.score) for p in predictor.predict(text, k=40)[0] if p.id in kept]
@@ -161,15 +163,15 @@ def test_live_labels_and_memory_go_together(trained, world):
     np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], atol=1e-5)
 
 
-def test_a_model_without_memory_says_so(trained, world):
-    model = replace(Predictor.load(trained).model, memory=None)
+def test_a_model_without_training_queries_says_so(trained, world):
+    model = replace(Predictor.load(trained).model, neighbours=None)
     assert Predictor(model).predict(["river"], k=1)
-    with pytest.raises(UsageError, match="without a memory"):
-        Predictor(model, memory=True)
-    with pytest.raises(UsageError, match="without a memory"):
+    with pytest.raises(UsageError, match="without its training queries"):
+        Predictor(model, neighbours=True)
+    with pytest.raises(UsageError, match="without its training queries"):
         Predictor(model).nearest(["river"])
 
 
 def test_top_of_no_texts(trained):
-    assert isinstance(Predictor.load(trained, memory=True).top([], 3), TopK)
-    assert Predictor.load(trained, memory=True).predict([]) == []
+    assert isinstance(Predictor.load(trained, neighbours=True).top([], 3), TopK)
+    assert Predictor.load(trained, neighbours=True).predict([]) == []

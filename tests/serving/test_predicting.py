@@ -96,7 +96,7 @@ def test_probabilities_and_a_threshold(client, trained, world):
     assert predict(client, text, threshold=0.2, k=1).json()["results"][0]["labels"] == above[:1]
 
 
-@pytest.mark.parametrize("choice", [{"dial": 0.0}, {"dial": 0.31}, {"memory": True}, {"memory": False}])
+@pytest.mark.parametrize("choice", [{"dial": 0.0}, {"dial": 0.31}, {"neighbours": True}, {"neighbours": False}])
 def test_each_request_chooses_how_labels_are_ranked(client, trained, world, choice):
     text = world.test.texts[1]
     [expected] = Predictor.load(trained, **choice).predict([text], k=9)

@@ -12,10 +12,10 @@ from dexter.config import load_config
 from dexter.errors import ModelError, UsageError
 from dexter.metrics import score
 from dexter.model.model import Model
-from dexter.predict.neighbours import Blend
+from dexter.predict.neighbours import VoteSettings
 from dexter.predict.scoring import Scoring
 from dexter.training.parts import make_splits
-from dexter.training.tuning import Choice, Trial, remember
+from dexter.training.tuning import Choice, Trial, keep_training_queries
 from tests.conftest import SMALL, make_world
 
 
@@ -29,11 +29,11 @@ def splits(run, world):
     return make_splits(world, load_config(run / "config.toml"))
 
 
-def test_training_ends_with_a_memory_and_a_choice(trained, world):
+def test_training_ends_with_training_queries_and_a_choice(trained, world):
     train, _ = splits(trained, world)
     model = Predictor.load(trained).model
-    assert len(model.memory) == len(train)
-    np.testing.assert_array_equal(model.memory.relevance.toarray() > 0, train.relevance.toarray() > 0)
+    assert len(model.training_queries) == len(train)
+    np.testing.assert_array_equal(model.training_queries.relevance.toarray() > 0, train.relevance.toarray() > 0)
     assert model.scoring.metric == "nDCG@5"
     assert model.scoring.validation["tuned"]["nDCG@5"] >= model.scoring.validation["model"]["nDCG@5"]
 
@@ -46,7 +46,7 @@ def test_what_is_stored_is_what_predictions_give(run, world, metric):
     found = score(top_ids, validation.relevance, train.relevance, ks=(1, 3, 4))
     assert found[metric] == pytest.approx(scoring.validation["tuned"][metric], abs=1e-9)
     assert scoring == Predictor.load(run).model.scoring
-    plain = Predictor.load(run, memory=False, dial=1.0).top(validation.texts, 5).ids
+    plain = Predictor.load(run, neighbours=False, dial=1.0).top(validation.texts, 5).ids
     before = score(plain, validation.relevance, train.relevance, ks=(1, 3, 4))
     assert before[metric] == pytest.approx(scoring.validation["model"][metric], abs=1e-9)
     assert found[metric] >= before[metric]
@@ -80,9 +80,9 @@ def test_a_damaged_or_foreign_choice_is_refused(run, world):
 
 def test_a_trial_ranks_as_the_predictor_does(trained, world):
     train, validation = splits(trained, world)
-    predictor = Predictor.load(trained, dial=0.4, memory=True)
+    predictor = Predictor.load(trained, dial=0.4, neighbours=True)
     trial = Trial(predictor.model, train, validation, metric="P@1")
-    found = trial.rank(Choice(predictor.head, 0.4, predictor.model.scoring.blend), 6)
+    found = trial.rank(Choice(predictor.head, 0.4, predictor.model.scoring.votes), 6)
     np.testing.assert_array_equal(found.ids, predictor.top(validation.texts, 6).ids)
 
 
@@ -95,17 +95,19 @@ def test_no_better_by_more_than_its_error_is_luck(trained, world):
 
 def test_more_queries_than_may_be_kept_are_not(world, tmp_path, caplog):
     with caplog.at_level("INFO", logger="dexter"):
-        run = dexter.train(world, out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1, "scoring.memory": 10})
-    assert "no memory" in caplog.text
-    assert Predictor.load(run.path).model.memory is None
-    assert not (run.path / "model" / "dexter" / "memory.safetensors").exists()
+        run = dexter.train(
+            world, out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1, "scoring.neighbours": 10}
+        )
+    assert "no training queries are kept" in caplog.text
+    assert Predictor.load(run.path).model.training_queries is None
+    assert not (run.path / "model" / "dexter" / "training_queries.safetensors").exists()
 
 
 def test_label_texts_that_were_trained_as_queries_do_not_vote(trained, world):
     config = load_config(trained / "config.toml", {"batch.label_queries": True})
     train, _ = make_splits(world, config)
-    memory = remember(Model.load(trained / "model"), train, config)
-    assert len(memory) == len(train) - world.num_labels
+    kept = keep_training_queries(Model.load(trained / "model"), train, config)
+    assert len(kept) == len(train) - world.num_labels
 
 
 def test_what_cannot_be_tuned_says_why(run, world, tmp_path):
@@ -118,10 +120,12 @@ def test_what_cannot_be_tuned_says_why(run, world, tmp_path):
 
 
 def test_a_damaged_scoring_is_refused(tmp_path):
-    scoring = Scoring(metric="P@1", dial=0.5, blend=Blend(neighbours=3, temperature=0.1, weight=2.0), use_memory=True)
+    scoring = Scoring(
+        metric="P@1", dial=0.5, votes=VoteSettings(neighbours=3, temperature=0.1, weight=2.0), use_neighbours=True
+    )
     scoring.save(tmp_path)
     assert Scoring.load(tmp_path) == scoring
-    for content in ("{", "[]", "{}", '{"blend": 3}', '{"blend": {}, "dial": 7}'):
+    for content in ("{", "[]", "{}", '{"votes": 3}', '{"votes": {}, "dial": 7}'):
         (tmp_path / "scoring.json").write_text(content)
         with pytest.raises(ModelError):
             Scoring.load(tmp_path)

@@ -79,10 +79,12 @@ def _baselines(dataset: Dataset) -> dict[str, NDArray[np.int64]]:
 
 
 def _rank_by_heads(run: Run, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
-    """Rankings of the test queries by each head of a run, as UniDEC was published: no memory, no choice."""
+    """Rankings of the test queries by each head of a run, as UniDEC was published: no neighbours, no choice."""
     split, model = test_split(dataset), Predictor.load(run.path).model
     return {
-        f"unidec, {head}": predict_columns(Predictor(model, head=head, memory=False), dataset, split, max(DEFAULT_KS))
+        f"unidec, {head}": predict_columns(
+            Predictor(model, head=head, neighbours=False), dataset, split, max(DEFAULT_KS)
+        )
         for head in model.heads
     }
 

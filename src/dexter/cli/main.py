@@ -58,9 +58,9 @@ Head = Annotated[
 UseIndex = Annotated[
     str | None, typer.Option("--index", help="exact: look at every label; the run's own index if left out.")
 ]
-MemoryOption = Annotated[
+NeighboursOption = Annotated[
     bool | None,
-    typer.Option("--memory/--no-memory", help="Let the nearest training queries vote; else as tuned."),
+    typer.Option("--neighbours/--no-neighbours", help="Let the nearest training queries vote; else as tuned."),
 ]
 Dial = Annotated[
     float | None, typer.Option(help="Weight of label frequency, from 0 (rare labels up) to 1; as tuned if left out.")
@@ -231,7 +231,7 @@ def evaluate(
     propensity: Propensity = "default",
     head: Head = None,
     index: UseIndex = None,
-    memory: MemoryOption = None,
+    neighbours: NeighboursOption = None,
     dial: Dial = None,
     runtime: RuntimeOption = "torch",
     curve: Annotated[bool, typer.Option("--dial-curve", help="P@k against PSP@k for values of the dial.")] = False,
@@ -266,14 +266,14 @@ def evaluate(
         return
     if curve or plot is not None:
         _evaluate_dial(
-            run, dataset, _head(head), memory, _propensity(propensity), plot, _runtime(runtime), as_json=as_json
+            run, dataset, _head(head), neighbours, _propensity(propensity), plot, _runtime(runtime), as_json=as_json
         )
         return
     result = evaluate_run(
         run,
         dataset,
         head=_head(head),
-        memory=memory,
+        neighbours=neighbours,
         dial=dial,
         ks=k or None,
         propensity=_propensity(propensity),
@@ -300,7 +300,7 @@ def tune(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Choose the dial and the memory's votes on the run's validation queries, and store them with its model.
+    """Choose the dial and the votes of neighbours on the run's validation queries, and store them with its model.
 
     Example: dexter tune runs/pydocs data/pydocs --for PSP@3
     """
@@ -338,7 +338,7 @@ def predict(
     ] = False,
     head: Head = None,
     index: UseIndex = None,
-    memory: MemoryOption = None,
+    neighbours: NeighboursOption = None,
     dial: Dial = None,
     runtime: RuntimeOption = "torch",
     form: Annotated[
@@ -371,7 +371,7 @@ def predict(
         return
     queries = iter([Query("1", text)]) if text is not None else iter(()) if many else read_texts(input_path)
     predictor = Predictor.load(
-        run, head=_head(head), memory=memory, dial=dial, index=_exact(index), runtime=_runtime(runtime)
+        run, head=_head(head), neighbours=neighbours, dial=dial, index=_exact(index), runtime=_runtime(runtime)
     )
     if precision is not None or best_f1:
         threshold = predictor.find_threshold(precision=precision)
@@ -521,7 +521,7 @@ def _evaluate_dial(
     run: Path,
     dataset: Any,
     head: HeadName | None,
-    memory: bool | None,
+    neighbours: bool | None,
     propensity: tuple[float, float],
     plot: Path | None,
     runtime: Runtime,
@@ -531,7 +531,7 @@ def _evaluate_dial(
     from dexter.evaluation.dial import dial_curve
     from dexter.predict.predictor import Predictor
 
-    predictor = Predictor.load(run, head=head, memory=memory, runtime=runtime)
+    predictor = Predictor.load(run, head=head, neighbours=neighbours, runtime=runtime)
     curve = dial_curve(predictor, dataset, propensity=propensity)
     if plot is not None:
         curve.save_plot(plot)

@@ -38,7 +38,7 @@ def save_zipf_plot(dataset: Dataset, path: str | Path) -> None:
     figure = figure_module.Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.loglog(np.arange(1, len(frequencies) + 1), frequencies, linewidth=1.5)
-    for boundary, name in ((100, "head"), (10, "torso"), (1, "tail")):
+    for boundary, name in ((100, "frequent"), (10, "torso"), (1, "tail")):
         axes.axhline(boundary, color="0.8", linewidth=0.8)
         axes.annotate(name, (1, boundary), xytext=(2, 3), textcoords="offset points", color="0.4")
     axes.set(xlabel="label rank", ylabel="training queries", title=f"{dataset.name}: {len(frequencies):,} labels")

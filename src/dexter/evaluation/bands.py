@@ -1,4 +1,4 @@
-"""Metrics by how often a label was seen in training: head, torso, tail and unseen.
+"""Metrics by how often a label was seen in training: frequent, torso, tail and unseen.
 
 A band keeps the ranking as it is and asks how well the band's own labels were found: relevance is restricted to them,
 and queries with none of them are left out. So `P@1` of the tail is the share of queries with a rare label whose first

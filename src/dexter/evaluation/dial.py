@@ -52,7 +52,7 @@ class DialCurve:
             axes.plot(across, up, marker="o", markersize=4, label=f"k = {name.partition('@')[2]}")
             for x, y, dial in zip(across, up, self.points, strict=True):
                 axes.annotate(f"{dial:g}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
-        axes.set(xlabel="PSP@k (rare labels count more)", ylabel="P@k", title="The head-tail dial, 0 to 1")
+        axes.set(xlabel="PSP@k (rare labels count more)", ylabel="P@k", title="The frequency dial, 0 to 1")
         axes.grid(color="#e4e4e4", linewidth=0.8)
         axes.legend(frameon=False)
         with atomic_path(path) as temporary:
@@ -69,7 +69,7 @@ def dial_curve(
     """Score the test split at several values of the dial; the texts are encoded once.
 
     Args:
-        predictor: whose model, head and memory are used.
+        predictor: whose model, head and neighbours are used.
         dataset: the data whose test split is scored.
         dials: the values; the predictor's own joins them.
         propensity: the constants (a, b) of PSP.
@@ -82,7 +82,7 @@ def dial_curve(
     representations_ND = model.encode_queries(split.texts)
     points = {}
     for dial in sorted({*dials, predictor.dial}):
-        turned = Predictor(model, head=predictor.head, memory=predictor.uses_memory, dial=dial)
+        turned = Predictor(model, head=predictor.head, neighbours=predictor.uses_neighbours, dial=dial)
         found = turned.top_encoded(representations_ND, max(ks) + overfetch(split.filtered))
         columns_NK = as_columns(turned, dataset, found.ids)
         report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=0)

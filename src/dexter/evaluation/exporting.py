@@ -114,7 +114,7 @@ def _measure_loss(
     quantized = Predictor(
         replace(predictor.model, query_encoder=OnnxEncoder(content, encoder, precision="int8", path=path)),
         head=predictor.head,
-        memory=predictor.uses_memory,
+        neighbours=predictor.uses_neighbours,
         dial=predictor.dial,
     )
     places = max(int(name.partition("@")[2]) for name in METRICS) + overfetch(split.filtered)
@@ -133,16 +133,16 @@ def _measure_loss(
 
 
 def _sample_texts(model: Model, data: Dataset | None) -> list[str]:
-    """Real texts to compare vectors on: test queries, else training queries of the memory, else label texts.
+    """Real texts to compare vectors on: test queries, else training queries that were kept, else label texts.
 
     With an empty text and one that fills the encoder's length, which are the ends of what it can get.
     """
-    memory = model.memory
+    kept = model.training_queries
     texts: Sequence[str] = model.labels.texts
     if data is not None:
         texts = test_split(data).texts
-    elif memory is not None and len(memory):
-        texts = [memory.texts[int(row)] for row in _spread(len(memory))]
+    elif kept is not None and len(kept):
+        texts = [kept.texts[int(row)] for row in _spread(len(kept))]
     chosen = [texts[int(row)] for row in _spread(len(texts))]
     return ["", " ".join(chosen)[:20_000], *chosen]
 

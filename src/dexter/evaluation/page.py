@@ -30,7 +30,7 @@ _GLOSSARY = {
     "PSP@k": "The same with rare labels worth more, relative to the best ranking: how well the tail is found.",
     "nDCG@k": "Right labels near the top are worth more; 100 is the best order possible.",
     "R@k": "Of a query's labels, the share found among the first k.",
-    "Bands": "Labels by training queries: head more than 100, torso 10 to 100, tail 1 to 9, unseen 0.",
+    "Bands": "labels by training queries: frequent more than 100, torso 10 to 100, tail 1 to 9, unseen 0.",
 }
 
 

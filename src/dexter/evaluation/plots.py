@@ -35,7 +35,7 @@ def chart_groups(reports: Mapping[str, Report]) -> dict[str, dict[str, list[floa
         "Propensity-scored precision": {f"PSP@{k}": [r.metrics[f"PSP@{k}"] for r in reports.values()] for k in ks},
         f"Recall by label frequency, {deepest}": {
             band: [report.by_frequency[band][deepest] for report in reports.values()]
-            for band in ("head", "torso", "tail", "unseen")
+            for band in ("frequent", "torso", "tail", "unseen")
         },
     }
     return {

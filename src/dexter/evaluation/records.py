@@ -70,7 +70,7 @@ def make_record(
         k: places that were fetched.
         index: the index type.
         index_recall: the index's measured recall against exact search.
-        scoring: what else the ranking depends on: memory, dial.
+        scoring: what else the ranking depends on: neighbours, dial.
         seed: of the training run.
         dtype: of the encoder's weights.
         runtime: what encoded the queries.

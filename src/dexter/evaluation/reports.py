@@ -40,7 +40,7 @@ class Report:
     metrics: dict[str, float]
     """Each metric over all queries, such as `metrics["P@1"]`; NaN where no query takes part."""
     by_frequency: dict[str, dict[str, float]]
-    """The same for the labels of each frequency band: head, torso, tail, unseen."""
+    """The same for the labels of each frequency band: frequent, torso, tail, unseen."""
     band_sizes: dict[str, dict[str, int]]
     """Per band the number of labels, of queries with such a label and of relevant pairs."""
     num_queries: int

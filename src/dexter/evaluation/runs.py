@@ -108,7 +108,7 @@ def evaluate_run(
     dataset: Dataset,
     *,
     head: HeadName | None = None,
-    memory: bool | None = None,
+    neighbours: bool | None = None,
     dial: float | None = None,
     ks: Sequence[int] | None = None,
     propensity: tuple[float, float] = (0.55, 1.5),
@@ -118,7 +118,7 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate, and write the result record (below the run folder unless another path is given)."""
     started = time.monotonic()
-    predictor = Predictor.load(run, head=head, memory=memory, dial=dial, index=index, runtime=runtime)
+    predictor = Predictor.load(run, head=head, neighbours=neighbours, dial=dial, index=index, runtime=runtime)
     exported = predictor.model.query_encoder
     with joined() as world:
         report = evaluate(predictor, dataset, ks=ks, propensity=propensity, world=world)

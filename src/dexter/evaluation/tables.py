@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dexter.errors import UsageError
 from dexter.evaluation.reports import Comparison, Report
 
-BAND_TITLES = {"head": "head (> 100)", "torso": "torso (10-100)", "tail": "tail (1-9)", "unseen": "unseen (0)"}
+BAND_TITLES = {"frequent": "frequent (> 100)", "torso": "torso (10-100)", "tail": "tail (1-9)", "unseen": "unseen (0)"}
 """How tables name the bands: the range is the number of training queries of a label."""
 
 

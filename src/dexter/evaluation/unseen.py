@@ -143,7 +143,7 @@ def _only(predictor: Predictor, ids: set[str]) -> Predictor:
     """A predictor that ranks some of the labels."""
     rows = np.array([row for row, label_id in enumerate(predictor.labels.ids) if label_id in ids], dtype=np.int64)
     model = predictor.model.with_kept(rows)
-    return Predictor(model, head=predictor.head, memory=predictor.uses_memory, dial=predictor.dial)
+    return Predictor(model, head=predictor.head, neighbours=predictor.uses_neighbours, dial=predictor.dial)
 
 
 def _score(predictor: Predictor, dataset: Dataset, split: Split) -> dict[str, float]:

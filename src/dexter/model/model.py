@@ -3,7 +3,7 @@
 model/    the encoder (a sentence-transformers folder where its kind allows that), and beside it
   dexter/   model.json (version, heads, facts), labels.jsonl (id, text, training count),
             heads.safetensors (projections, priors, classifier table), labels.safetensors (representations),
-            memory.safetensors (training queries, see `dexter.predict.neighbours`), scoring.json (what was tuned)
+            training_queries.safetensors (see `dexter.predict.neighbours`), scoring.json (what was tuned)
   MANIFEST.json   SHA-256 of every file, written last
 """
 
@@ -29,7 +29,7 @@ from dexter.encoders.heads import HEAD_NAMES, ClassifierHead, DualHead, HeadName
 from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, atomic_folder, read_manifest, verify_manifest, write_json
 from dexter.predict.dial import frequency_prior, with_element
-from dexter.predict.neighbours import Memory
+from dexter.predict.neighbours import TrainingQueries
 from dexter.predict.scoring import Scoring, read_tuned
 from dexter.processes import OneProcess, Ranks
 
@@ -96,7 +96,7 @@ class Model:
     """What else a reader wants to know: recipe, data set, seed, validation figures."""
     ranks: Ranks = field(default_factory=OneProcess)
     """While several processes train it: who holds the other labels. This one then has the vectors of its own only."""
-    memory: Memory | None = None
+    training_queries: TrainingQueries | None = None
     """The training queries, where they are kept."""
     scoring: Scoring = field(default_factory=Scoring)
     """How scores become predictions, as tuned."""
@@ -210,7 +210,7 @@ class Model:
                 np.concatenate([self.labels.counts, np.zeros(len(new.ids), dtype=np.int64)]),
             ),
             torch.cat([self.representations_LD, new.representations_ND.to(device)]),
-            None if self.memory is None else self.memory.widen(len(new.ids)),
+            None if self.training_queries is None else self.training_queries.widen(len(new.ids)),
         )
 
     def with_kept(self, rows: NDArray[np.int64]) -> Model:
@@ -221,7 +221,7 @@ class Model:
             None if self.classifier is None else self.classifier.table.selected(places),
             self.labels.part(rows),
             self.representations_LD[places],
-            None if self.memory is None else self.memory.keep(rows),
+            None if self.training_queries is None else self.training_queries.keep(rows),
         )
 
     def with_renamed(self, texts: Mapping[int, str], representations: Mapping[int, Tensor]) -> Model:
@@ -254,8 +254,8 @@ class Model:
             described = {"format_version": FORMAT_VERSION, "heads": self._describe_heads(), "facts": self.facts}
             write_json(own / "model.json", described)
             self.scoring.save(own)
-            if self.memory is not None:
-                self.memory.save(own)
+            if self.training_queries is not None:
+                self.training_queries.save(own)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Model:
@@ -287,7 +287,9 @@ class Model:
             labels=labels,
             representations_LD=representations,
             facts=facts,
-            memory=Memory.load(own, num_labels=len(labels.ids), dimension=encoder.dimension, device=device),
+            training_queries=TrainingQueries.load(
+                own, num_labels=len(labels.ids), dimension=encoder.dimension, device=device
+            ),
             scoring=read_tuned(folder, fingerprint=fingerprint(folder)) or Scoring.load(own),
         )
 
@@ -297,7 +299,7 @@ class Model:
         table: ClassifierTable | None,
         labels: Labels,
         representations_LD: Tensor,
-        memory: Memory | None = None,
+        training_queries: TrainingQueries | None = None,
     ) -> Model:
         """The same model for other labels, given what its heads know of them."""
         left = iter(biases)
@@ -311,7 +313,7 @@ class Model:
             classifier=classifier,
             labels=labels,
             representations_LD=representations_LD,
-            memory=memory,
+            training_queries=training_queries,
         )
 
     def _needs_frequency(self, dial: float | None) -> bool:

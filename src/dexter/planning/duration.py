@@ -10,8 +10,8 @@ from dexter.config import Config
 from dexter.losses.settings import Streaming, choose_layout
 from dexter.planning.rates import Rates
 from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size, steps_per_epoch, texts_per_step
-from dexter.planning.storage import checkpoint_bytes, memory_bytes, model_bytes
-from dexter.planning.terms import MIB, keeps_memory, score_width
+from dexter.planning.storage import checkpoint_bytes, model_bytes, training_query_bytes
+from dexter.planning.terms import MIB, keeps_training_queries, score_width
 
 _STEP_OVERHEAD = 0.005
 """Seconds of a step that depend on nothing: drawing the batch, the optimisers' bookkeeping, the journal."""
@@ -100,15 +100,15 @@ def _products(config: Config, queries: int, labels: int) -> float:
 
 
 def _tuning(sizes: Sizes, config: Config, rates: Rates) -> float:
-    """Training queries encoded for the memory, and a search of the validation queries for every way to score."""
+    """Training queries encoded to be kept, and a search of the validation queries for every way to score."""
     tried = min(sizes.num_validation, config.scoring.tuning_queries)
     searched = score_width(sizes, config) * (2 if config.head.classifier else 1)
     seconds = _WAYS_TO_SCORE * tried * sizes.num_labels * searched * rates.per_search
-    if keeps_memory(sizes, config):
+    if keeps_training_queries(sizes, config):
         tokenised = _TOKENISING_SHARE * sizes.num_queries * sizes.characters_per_query * rates.per_character
         seconds += tokenised + sizes.num_queries * rates.per_query_forward
         seconds += tried * sizes.num_queries * sizes.encoder.dimension * rates.per_search
-    return seconds + (model_bytes(sizes, config) + memory_bytes(sizes, config)) * rates.per_byte
+    return seconds + (model_bytes(sizes, config) + training_query_bytes(sizes, config)) * rates.per_byte
 
 
 def _between(sizes: Sizes, config: Config, rates: Rates) -> Iterator[TimeTerm]:

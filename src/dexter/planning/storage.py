@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dexter.config import Config
 from dexter.planning.sizes import Sizes, steps_per_epoch
-from dexter.planning.terms import FLOAT, Term, keeps_memory, score_width
+from dexter.planning.terms import FLOAT, Term, keeps_training_queries, score_width
 
 KEPT_CHECKPOINTS = 2
 _RECORD_BYTES = 200
@@ -13,7 +13,7 @@ _LABEL_LINE_BYTES = 60
 """Quotes, names and the count beside a label's id and text."""
 _TOKENIZER_BYTES_PER_ROW = 25
 _KEPT_CHARACTERS = 300
-"""Of every training query's text, where the model keeps a memory of them."""
+"""Of every training query's text, where the model keeps them."""
 
 
 def weights_bytes(sizes: Sizes, config: Config) -> int:
@@ -48,9 +48,9 @@ def model_bytes(sizes: Sizes, config: Config) -> int:
     return weights_bytes(sizes, config) + labels + texts + _TOKENIZER_BYTES_PER_ROW * sizes.encoder.table_rows
 
 
-def memory_bytes(sizes: Sizes, config: Config) -> int:
+def training_query_bytes(sizes: Sizes, config: Config) -> int:
     """Training queries kept with the model: vectors in half precision, labels, beginnings of texts."""
-    if not keeps_memory(sizes, config):
+    if not keeps_training_queries(sizes, config):
         return 0
     kept = min(_KEPT_CHARACTERS, round(sizes.characters_per_query))
     return sizes.num_queries * (2 * sizes.encoder.dimension + kept + 24) + 4 * sizes.num_pairs
@@ -61,11 +61,16 @@ def disk(sizes: Sizes, config: Config) -> list[Term]:
     checkpoint, model = checkpoint_bytes(sizes, config), model_bytes(sizes, config)
     records = config.train.epochs * (steps_per_epoch(sizes, config) // _STEPS_PER_RECORD + 1)
     formula = f"{KEPT_CHECKPOINTS} kept x {checkpoint:,} (one more while it is written)"
-    remembered = memory_bytes(sizes, config)
+    kept = training_query_bytes(sizes, config)
     terms = [
         Term("checkpoints", KEPT_CHECKPOINTS * checkpoint, formula, "encoder.words, head.projection"),
         Term("model", model, "weights, label representations and texts", "encoder.dimension"),
-        Term("memory", remembered, f"{sizes.num_queries:,} training queries, kept with the model", "scoring.memory"),
+        Term(
+            "training queries",
+            kept,
+            f"{sizes.num_queries:,} training queries, kept with the model",
+            "scoring.neighbours",
+        ),
         Term("metrics", _RECORD_BYTES * records, f"{records:,} records"),
     ]
     return [term for term in terms if term.bytes]

@@ -289,7 +289,7 @@ def _validation(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]
 
 
 def _tuning(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
-    """The published model is read again, gets its memory of training queries, and is scored in some ways.
+    """The published model is read again, gets its training queries, and is scored in some ways.
 
     With several ranks this is done by the first, in its process: the labels of all may be too many for one device.
     """
@@ -303,13 +303,13 @@ def _tuning(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     searched = width * (2 if config.head.classifier else 1)
     formula = f"2 x {labels:,} labels x {searched} x 4"
     yield Term("vectors to tune with", 2 * FLOAT * labels * searched, formula, "head.projection", "tuning", place)
-    if keeps_memory(sizes, config):
+    if keeps_training_queries(sizes, config):
         vectors = (FLOAT + FLOAT + 2) * sizes.num_queries * encoder.dimension
         formula = f"{sizes.num_queries:,} queries x {encoder.dimension} x 10"
-        yield Term("memory of training queries", vectors, formula, "scoring.memory", "tuning", place)
+        yield Term("training queries", vectors, formula, "scoring.neighbours", "tuning", place)
         pairs = voted_pairs(sizes, config)
         formula = f"2 x {pairs:,} pairs x {searched} x 4"
-        yield Term("votes of the memory", 2 * FLOAT * pairs * searched, formula, "scoring.memory", "tuning", place)
+        yield Term("votes of neighbours", 2 * FLOAT * pairs * searched, formula, "scoring.neighbours", "tuning", place)
 
 
 def voted_pairs(sizes: Sizes, config: Config) -> int:
@@ -320,9 +320,9 @@ def voted_pairs(sizes: Sizes, config: Config) -> int:
     return min(_VOTED_PAIRS, round(tried * min(voted, sizes.num_labels)))
 
 
-def keeps_memory(sizes: Sizes, config: Config) -> bool:
+def keeps_training_queries(sizes: Sizes, config: Config) -> bool:
     """Whether the published model keeps its training queries."""
-    return sizes.num_queries <= config.scoring.memory
+    return sizes.num_queries <= config.scoring.neighbours
 
 
 def _embedded_at_once(sizes: Sizes, config: Config) -> int:

@@ -1,4 +1,4 @@
-"""What happens to a trained model's scores at inference: the memory's votes, the head-tail dial, probabilities.
+"""What happens to a trained model's scores at inference: the memory's votes, the frequency dial, probabilities.
 
     dial.py         how much frequency counts
     memory.py       the nearest training queries vote with their labels

@@ -1,4 +1,4 @@
-"""The head-tail dial: how much a label's frequency counts in its score, from 0 (not at all) to 1 (as it was learned).
+"""The frequency dial: how much a label's frequency counts in its score, from 0 (not at all) to 1 (as it was learned).
 
 A learned label prior is an element of each label's vector; the dial is what queries hold against it. A model that
 learned no prior can be given one that was not learned: the temperature times the logarithm of the label's count, which

@@ -63,7 +63,7 @@ class Explanation:
 
     @property
     def band(self) -> str:
-        """How frequent the label is: head, torso, tail or unseen."""
+        """How frequent the label is: frequent, torso, tail or unseen."""
         return band_of(self.count)
 
     def to_json(self) -> dict[str, Any]:

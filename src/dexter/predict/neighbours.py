@@ -1,4 +1,4 @@
-"""Memory: the training queries nearest to a text vote with their labels, and the votes join the model's scores.
+"""Neighbours: the training queries nearest to a text vote with their labels, and the votes join the model's scores.
 
     vote_l  = sum of the weights of those nearest queries that have label l;  weights = softmax(cosine / temperature)
     score_l = the model's score + weight * (the model's temperature) * vote_l
@@ -28,7 +28,7 @@ from dexter.errors import ModelError
 from dexter.index.exact import search
 from dexter.types import TopK
 
-MEMORY_FILE = "memory.safetensors"
+TRAINING_QUERIES_FILE = "training_queries.safetensors"
 _KEPT_CHARACTERS = 300
 """Texts are kept for explanations, and no longer than this."""
 _PAIRS = 2**16
@@ -36,7 +36,7 @@ _PAIRS = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blend:
+class VoteSettings:
     """How much the memory has to say."""
 
     neighbours: int
@@ -69,7 +69,7 @@ class Texts:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Memory:
+class TrainingQueries:
     """The training queries of a model: their directions, their labels, and their texts to show."""
 
     vectors_MD: Tensor
@@ -80,7 +80,9 @@ class Memory:
     texts: Texts
 
     @classmethod
-    def of(cls, representations_MD: Tensor, relevance: csr_matrix, uids: Sequence[str], texts: Sequence[str]) -> Memory:
+    def of(
+        cls, representations_MD: Tensor, relevance: csr_matrix, uids: Sequence[str], texts: Sequence[str]
+    ) -> TrainingQueries:
         """A memory of queries as the encoder represents them."""
         ones = csr_matrix(relevance, dtype=np.float32, copy=True)
         ones.data[:] = 1.0
@@ -94,11 +96,11 @@ class Memory:
     def __len__(self) -> int:
         return len(self.vectors_MD)
 
-    def keep(self, labels: NDArray[np.int64]) -> Memory:
+    def keep(self, labels: NDArray[np.int64]) -> TrainingQueries:
         """The same with some of the labels, in the order given."""
         return replace(self, relevance=self.relevance[:, labels].tocsr())
 
-    def widen(self, num_new: int) -> Memory:
+    def widen(self, num_new: int) -> TrainingQueries:
         """The same with more labels, for which no query votes."""
         rows, columns = self.relevance.shape
         wider = csr_matrix(
@@ -147,15 +149,15 @@ class Memory:
             "texts": self.texts.content,
         }
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-        save_file(tensors | {"vectors": self.vectors_MD.half().cpu().contiguous()}, folder / MEMORY_FILE)
+        save_file(tensors | {"vectors": self.vectors_MD.half().cpu().contiguous()}, folder / TRAINING_QUERIES_FILE)
 
     @classmethod
-    def load(cls, folder: Path, *, num_labels: int, dimension: int, device: str) -> Memory | None:
+    def load(cls, folder: Path, *, num_labels: int, dimension: int, device: str) -> TrainingQueries | None:
         """Read the memory of a model folder; None where it has none."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        path = folder / MEMORY_FILE
+        path = folder / TRAINING_QUERIES_FILE
         if not path.exists():
             return None
         try:
@@ -170,11 +172,11 @@ class Memory:
             uids, texts = Texts(arrays["uids"], arrays["uid_ends"]), Texts(arrays["texts"], arrays["text_ends"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise ModelError(
-                f"{path}: not the memory of this model ({error}): restore the folder from a copy"
+                f"{path}: not the training queries of this model ({error}): restore the folder from a copy"
             ) from None
         fits = vectors.shape == (len(uids), dimension) and len(uids) == len(texts) > 0
         if not (fits and torch.isfinite(vectors.sum(dtype=torch.float32))):
-            raise ModelError(f"{path}: not the memory of this model: restore the folder from a copy")
+            raise ModelError(f"{path}: not the training queries of this model: restore the folder from a copy")
         return cls(vectors_MD=vectors.to(device).float(), relevance=relevance, uids=uids, texts=texts)
 
 

@@ -26,7 +26,7 @@ from dexter.model.similar import SimilarLabel
 from dexter.predict.calibration import NUM_PLACES, Calibration
 from dexter.predict.explain import Explanation, Parts, explain_scores
 from dexter.predict.indexing import RunIndex, index_labels, open_run_index
-from dexter.predict.neighbours import Memory, add_votes
+from dexter.predict.neighbours import TrainingQueries, add_votes
 from dexter.predict.scoring import checked_dial
 from dexter.types import TopK
 
@@ -75,7 +75,7 @@ class Predictor:
         model: Model,
         *,
         head: HeadName | None = None,
-        memory: bool | None = None,
+        neighbours: bool | None = None,
         dial: float | None = None,
         fingerprint: str | None = None,
         journal: LabelJournal | None = None,
@@ -86,14 +86,16 @@ class Predictor:
     ) -> None:
         self.head = head or model.default_head
         """Which of the model's heads ranks the labels."""
-        self.uses_memory = model.scoring.use_memory and model.memory is not None if memory is None else memory
+        self.uses_neighbours = (
+            model.scoring.use_neighbours and model.training_queries is not None if neighbours is None else neighbours
+        )
         """Whether the nearest training queries vote."""
         self.dial = model.default_dial if dial is None else checked_dial(dial)
         """Weight of the label prior, from 0 to 1."""
         self.fingerprint = fingerprint
         """Hash of the published model that was loaded; None for one that only lives in memory."""
-        if self.uses_memory:
-            _checked_memory(model)
+        if self.uses_neighbours:
+            _checked_training_queries(model)
         # Not `self`, which a state would then keep alive and which keeps its states.
         chosen, weight = self.head, self.dial
         self._live = LiveModel(
@@ -114,7 +116,7 @@ class Predictor:
         run: str | Path,
         *,
         head: HeadName | None = None,
-        memory: bool | None = None,
+        neighbours: bool | None = None,
         dial: float | None = None,
         device: str = "cpu",
         persistent: bool = False,
@@ -126,7 +128,7 @@ class Predictor:
         Args:
             run: the folder.
             head: "encoder", or for a model with a classifier also "classifier" or "unified" (its default).
-            memory: whether the nearest training queries vote with their labels; None: as tuned on validation.
+            neighbours: whether the nearest training queries vote with their labels; None: as tuned on validation.
             dial: weight of the label prior, from 0 (rare labels up) to 1 (common labels up); None: as tuned, or as
                 trained. A model that learned no prior has 0 as trained, and gets the labels' log frequency from it.
             device: where to compute.
@@ -141,7 +143,7 @@ class Predictor:
         return cls(
             model,
             head=head,
-            memory=memory,
+            neighbours=neighbours,
             dial=dial,
             fingerprint=known,
             journal=journal,
@@ -151,11 +153,11 @@ class Predictor:
         )
 
     def variant(
-        self, *, head: HeadName | None = None, memory: bool | None = None, dial: float | None = None
+        self, *, head: HeadName | None = None, neighbours: bool | None = None, dial: float | None = None
     ) -> Predictor:
         """A predictor of the labels as they are now that ranks in another way; what is left out stays as it is here.
 
-        It shares the model, and the label vectors where only memory or dial differ. Later edits do not reach it.
+        It shares the model, and the label vectors where only neighbours or dial differ. Later edits do not reach it.
         """
         state = self._live.state
         head, dial = head or self.head, self.dial if dial is None else checked_dial(dial)
@@ -163,7 +165,7 @@ class Predictor:
         return Predictor(
             state.model,
             head=head,
-            memory=self.uses_memory if memory is None else memory,
+            neighbours=self.uses_neighbours if neighbours is None else neighbours,
             dial=dial,
             fingerprint=self.fingerprint,
             index=state.derived if is_same else None,
@@ -192,13 +194,17 @@ class Predictor:
     @property
     def scoring(self) -> dict[str, Any]:
         """What the ranking depends on besides the model, as plain values."""
-        return {"dial": self.dial, "memory": asdict(self.model.scoring.blend) if self.uses_memory else None}
+        return {"dial": self.dial, "neighbours": asdict(self.model.scoring.votes) if self.uses_neighbours else None}
 
     @property
     def calibration(self) -> Calibration | None:
         """Probabilities, where labels are ranked as they were when these were learned."""
         tuned = self.model.scoring
-        same = (self.head, self.dial, self.uses_memory) == (tuned.head, self.model.default_dial, tuned.use_memory)
+        same = (self.head, self.dial, self.uses_neighbours) == (
+            tuned.head,
+            self.model.default_dial,
+            tuned.use_neighbours,
+        )
         return tuned.calibration if same else None
 
     def predict(
@@ -252,11 +258,11 @@ class Predictor:
         They are what the memory's votes come from, and what explains a prediction.
         """
         model = self.model
-        memory = _checked_memory(model)
+        kept = _checked_training_queries(model)
         column = None if label is None else model.labels.rows([label])[0]
-        found = memory.nearest(model.encode_queries(texts), k, label=column)
+        found = kept.nearest(model.encode_queries(texts), k, label=column)
         return [
-            _neighbours(memory, model.labels, rows, similarities)
+            _neighbours(kept, model.labels, rows, similarities)
             for rows, similarities in zip(found.ids, found.scores, strict=True)
         ]
 
@@ -267,14 +273,14 @@ class Predictor:
     def explain_labels(self, text: str, label_ids: Sequence[str], *, num_neighbours: int = 3) -> list[Explanation]:
         """The same for several labels of a text, for little more than one costs."""
         state = self._live.state
-        labels, memory = state.model.labels, state.model.memory
+        labels, kept = state.model.labels, state.model.training_queries
         rows = labels.rows(label_ids)
         parts, words = explain_scores(text, len(rows), partial(self._score_parts, state, rows=rows))
         near: list[list[Neighbour]] = [[] for _ in rows]
-        if memory is not None:
+        if kept is not None:
             representations_ND = state.model.encode_queries([text])
-            found = [memory.nearest(representations_ND, num_neighbours, label=row) for row in rows]
-            near = [_neighbours(memory, labels, top.ids[0], top.scores[0]) for top in found]
+            found = [kept.nearest(representations_ND, num_neighbours, label=row) for row in rows]
+            near = [_neighbours(kept, labels, top.ids[0], top.scores[0]) for top in found]
         return [
             Explanation(
                 id=labels.ids[row],
@@ -355,7 +361,7 @@ class Predictor:
     def _checked_calibration(self) -> Calibration:
         if self.calibration is None:
             raise UsageError(
-                "no probabilities for labels ranked this way: leave head, memory and dial as they were tuned, or learn "
+                "no probabilities for labels ranked this way: leave head, neighbours and dial as tuned, or learn "
                 "them with `dexter tune RUN DATA` (it needs validation queries)"
             )
         return self.calibration
@@ -371,7 +377,7 @@ class Predictor:
         model, index = state.model, state.derived
         queries_ND = model.search_vectors(representations_ND, head=self.head, dial=self.dial)
         found = index.search(queries_ND, min(k, len(model.labels.ids)), exclude=exclude)
-        if not self.uses_memory:
+        if not self.uses_neighbours:
             return found
         votes = _votes(model, representations_ND)
         return add_votes(found, votes, queries_ND, index.vectors_LD, scale=_vote_scale(model), exclude=exclude)
@@ -385,8 +391,8 @@ class Predictor:
             name: (queries_ND[:, elements] @ labels_KD[:, elements].T).cpu().numpy()
             for name, elements in model.score_slices(head=self.head, dial=self.dial).items()
         }
-        if self.uses_memory:
-            parts["memory"] = _votes(model, representations_ND)[:, rows].toarray() * _vote_scale(model)
+        if self.uses_neighbours:
+            parts["neighbours"] = _votes(model, representations_ND)[:, rows].toarray() * _vote_scale(model)
         return parts
 
 
@@ -419,35 +425,37 @@ def _load_model(folder: Path, *, device: str, runtime: Runtime) -> Model:
 
 def _votes(model: Model, representations_ND: Tensor) -> csr_matrix:
     """What the nearest training queries say of each label."""
-    memory, blend = _checked_memory(model), model.scoring.blend
-    return memory.votes(memory.nearest(representations_ND, blend.neighbours), blend.temperature)
+    kept, blend = _checked_training_queries(model), model.scoring.votes
+    return kept.votes(kept.nearest(representations_ND, blend.neighbours), blend.temperature)
 
 
 def _vote_scale(model: Model) -> float:
     """What a unanimous vote adds to a score."""
-    return model.scoring.blend.weight * model.head.temperature
+    return model.scoring.votes.weight * model.head.temperature
 
 
-def _neighbours(memory: Memory, labels: Labels, rows: Iterable[int], similarities: Iterable[float]) -> list[Neighbour]:
+def _neighbours(
+    kept: TrainingQueries, labels: Labels, rows: Iterable[int], similarities: Iterable[float]
+) -> list[Neighbour]:
     """Training queries of the memory, as they are shown."""
     return [
         Neighbour(
-            memory.uids[row],
-            memory.texts[row],
+            kept.uids[row],
+            kept.texts[row],
             float(similarity),
-            tuple(labels.ids[column] for column in memory.labels_of(row)),
+            tuple(labels.ids[column] for column in kept.labels_of(row)),
         )
         for row, similarity in zip(rows, similarities, strict=True)
     ]
 
 
-def _checked_memory(model: Model) -> Memory:
-    if model.memory is None:
+def _checked_training_queries(model: Model) -> TrainingQueries:
+    if model.training_queries is None:
         raise UsageError(
-            "this model was trained without a memory of its training queries: train with scoring.memory at least "
+            "this model was trained without keeping its training queries: train with scoring.neighbours at least "
             "their number"
         )
-    return model.memory
+    return model.training_queries
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -17,10 +17,10 @@ from dexter.encoders.folder import read_object
 from dexter.errors import ModelError, UsageError
 from dexter.files import write_json
 from dexter.predict.calibration import Calibration
-from dexter.predict.neighbours import Blend
+from dexter.predict.neighbours import VoteSettings
 
 SCORING_FILE, TUNED_FILE = "scoring.json", "tuned.json"
-DEFAULT_BLEND = Blend(neighbours=20, temperature=0.06, weight=4.0)
+DEFAULT_VOTES = VoteSettings(neighbours=20, temperature=0.06, weight=4.0)
 """What a memory does whose blend was never tuned."""
 
 
@@ -34,9 +34,9 @@ class Scoring:
     """The head it was chosen with."""
     dial: float | None = None
     """Weight of the label prior; None: as trained."""
-    blend: Blend = DEFAULT_BLEND
+    votes: VoteSettings = DEFAULT_VOTES
     """What the memory does where it is used."""
-    use_memory: bool = False
+    use_neighbours: bool = False
     """Whether the memory is used unless somebody says otherwise."""
     calibration: Calibration | None = None
     """Probabilities of labels that are ranked this way; None where there was too little to learn them from."""
@@ -52,15 +52,15 @@ class Scoring:
         if self.metric is None:
             return "as trained"
         before, after = (self.validation[name][self.metric] for name in ("model", "tuned"))
-        memory = "no memory"
-        if self.use_memory:
-            memory = (
-                f"memory of {self.blend.neighbours} neighbours at temperature {self.blend.temperature:g} and weight "
-                f"{self.blend.weight:g}"
+        votes = "no neighbours"
+        if self.use_neighbours:
+            votes = (
+                f"{self.votes.neighbours} neighbours at temperature {self.votes.temperature:g} and weight "
+                f"{self.votes.weight:g}"
             )
         head = "" if self.head is None else f"head {self.head}, "
         dial = "dial as trained" if self.dial is None else f"dial {self.dial:g}"
-        return f"validation {self.metric} {before:.2f} as trained, {after:.2f} with {head}{memory}, {dial}"
+        return f"validation {self.metric} {before:.2f} as trained, {after:.2f} with {head}{votes}, {dial}"
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -81,7 +81,7 @@ class Scoring:
         try:
             stored = values.get("calibration")
             calibration = None if stored is None else Calibration.of_json(stored)
-            return cls(**(values | {"blend": Blend(**values["blend"]), "calibration": calibration}))
+            return cls(**(values | {"votes": VoteSettings(**values["votes"]), "calibration": calibration}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(f"{path}: not the scoring of this version ({error}): restore or tune it again") from None
 

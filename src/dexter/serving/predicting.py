@@ -62,12 +62,12 @@ def _choices(body: PredictRequest, predictor: Predictor, max_k: int) -> tuple[in
     if body.explain and ((body.k or _DEFAULT_K) > _EXPLAINED_LABELS or _num_texts(body) > _EXPLAINED_TEXTS):
         detail = f"explain takes {_EXPLAINED_TEXTS} texts and a k of {_EXPLAINED_LABELS} at most"
         raise Problem(422, "explain", detail)
-    if body.memory and model.memory is None:
-        raise Problem(422, "memory", "this run has no memory of its training texts")
-    variant = Variant(body.head, body.memory, body.dial)
+    if body.neighbours and model.training_queries is None:
+        raise Problem(422, "neighbours", "this run has kept no training texts")
+    variant = Variant(body.head, body.neighbours, body.dial)
     is_tuned = variant.resolved(predictor) == Variant().resolved(predictor) and predictor.calibration is not None
     if body.threshold is not None and not is_tuned:
-        detail = "no probabilities for labels ranked this way: leave head, memory and dial out, or tune the run"
+        detail = "no probabilities for labels ranked this way: leave head, neighbours and dial out, or tune the run"
         raise Problem(422, "threshold", detail)
     default = _DEFAULT_K if body.threshold is None or body.explain else _DEFAULT_K_ABOVE_THRESHOLD
     return min(body.k or default, max_k), variant

@@ -47,7 +47,7 @@ class PredictRequest(Wire):
         default=None, gt=0.0, le=1.0, description="Only labels that are right with at least this probability."
     )
     head: HeadName | None = Field(default=None, description="What ranks the labels; the run's own choice if left out.")
-    memory: bool | None = Field(default=None, description="Whether training texts vote; as tuned if left out.")
+    neighbours: bool | None = Field(default=None, description="Whether training texts vote; as tuned if left out.")
     dial: float | None = Field(
         default=None, ge=0.0, le=1.0, description="Weight of label frequency, 0: rare labels up; as tuned if left out."
     )
@@ -80,7 +80,7 @@ class Why(BaseModel):
     words: list[WordWeight]
     neighbours: list[NearText] = Field(description="Training texts that have the label, where the run keeps them.")
     count: int = Field(description="Training texts of the label.")
-    band: str = Field(description="How frequent the label is: head, torso, tail or unseen.")
+    band: str = Field(description="How frequent the label is: frequent, torso, tail or unseen.")
 
 
 class RankedLabel(BaseModel):

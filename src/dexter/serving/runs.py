@@ -34,13 +34,15 @@ class Variant(NamedTuple):
     """The choices of a request that need a predictor of their own; None is the run's own choice."""
 
     head: HeadName | None = None
-    memory: bool | None = None
+    neighbours: bool | None = None
     dial: float | None = None
 
     def resolved(self, base: Predictor) -> Variant:
         """With the run's choices filled in."""
         dial = base.dial if self.dial is None else round(self.dial, _DIAL_DIGITS)
-        return Variant(self.head or base.head, base.uses_memory if self.memory is None else self.memory, dial)
+        return Variant(
+            self.head or base.head, base.uses_neighbours if self.neighbours is None else self.neighbours, dial
+        )
 
 
 class Question(NamedTuple):
@@ -205,7 +207,7 @@ class Run:
         if derived is None or (derived.base, derived.version) != (base, base.version):
             made = [other.predictor for other in self._variants.values() if other[:2] == (base, base.version)]
             source = next((predictor for predictor in (base, *made) if predictor.head == variant.head), base)
-            predictor = source.variant(head=variant.head, memory=variant.memory, dial=variant.dial)
+            predictor = source.variant(head=variant.head, neighbours=variant.neighbours, dial=variant.dial)
             derived = self._variants[variant] = _Derived(base, base.version, predictor)
             if len(self._variants) > self._max_variants:
                 self._variants.popitem(last=False)

@@ -42,7 +42,7 @@ from dexter.training.presets import describe
 from dexter.training.run import Run, is_finished, open_run, read_config, read_run, record_end, was_started_by
 from dexter.training.sharing import check_alike, query_vectors, start_alike, whole_model
 from dexter.training.state import put_state, seed_rank, take_state
-from dexter.training.tuning import remember, tune_model
+from dexter.training.tuning import keep_training_queries, tune_model
 from dexter.training.validation import validate
 
 log = logging.getLogger("dexter")
@@ -368,11 +368,11 @@ class Trainer:
         self.world.barrier("finish")
 
     def _tune(self) -> None:
-        """Give the published model its memory, and choose on validation how it scores."""
+        """Keep the training queries with the published model, and choose on validation how it scores."""
         config, published = self.config, self.folder / "model"
         # The labels of all ranks may be more than the device of one holds.
         model = Model.load(published, device=self.device if self.world.size == 1 else "cpu")
-        model = replace(model, memory=remember(model, self.train_split, config))
+        model = replace(model, training_queries=keep_training_queries(model, self.train_split, config))
         if self.validation_split is not None:
             metric, maximum = config.validation.metric, config.scoring.tuning_queries
             model = tune_model(model, self.train_split, self.validation_split, metric=metric, maximum=maximum)

@@ -25,8 +25,8 @@ from dexter.index.exact import search
 from dexter.metrics import Ratio, inverse_propensity, per_query
 from dexter.model.model import Model, fingerprint
 from dexter.predict.calibration import FITTED_PLACES, calibrate
-from dexter.predict.neighbours import Blend, Memory, add_votes
-from dexter.predict.scoring import DEFAULT_BLEND, Scoring, write_tuned
+from dexter.predict.neighbours import TrainingQueries, VoteSettings, add_votes
+from dexter.predict.scoring import DEFAULT_VOTES, Scoring, write_tuned
 from dexter.training.parts import make_splits
 from dexter.training.run import check_data, read_run
 from dexter.types import TopK
@@ -47,20 +47,20 @@ class Choice:
 
     head: HeadName
     dial: float
-    blend: Blend | None
+    votes: VoteSettings | None
     """None: without the memory."""
 
 
-def remember(model: Model, train: Split, config: Config) -> Memory | None:
+def keep_training_queries(model: Model, train: Split, config: Config) -> TrainingQueries | None:
     """The memory of the training queries, or None where there are more than are to be kept."""
     if config.batch.label_queries:  # label texts that were trained as queries stand last; they are no examples
         train = train.select(np.arange(len(train) - train.num_labels))
-    maximum = config.scoring.memory
+    maximum = config.scoring.neighbours
     if len(train) > maximum:
         if maximum:
-            log.info("no memory: %d training queries, scoring.memory is %d", len(train), maximum)
+            log.info("no training queries are kept: there are %d, scoring.neighbours is %d", len(train), maximum)
         return None
-    return Memory.of(model.encode_queries(train.texts), train.relevance, train.uids, train.texts)
+    return TrainingQueries.of(model.encode_queries(train.texts), train.relevance, train.uids, train.texts)
 
 
 def tune_model(
@@ -88,8 +88,8 @@ def tune_model(
         metric=metric,
         head=best.head,
         dial=None if best.dial == as_trained.dial else best.dial,
-        blend=best.blend or DEFAULT_BLEND,
-        use_memory=best.blend is not None,
+        votes=best.votes or DEFAULT_VOTES,
+        use_neighbours=best.votes is not None,
         calibration=calibrate(trial.rank(best, FITTED_PLACES), validation.relevance, model.labels.counts),
         validation={"model": trial.metrics(as_trained), "tuned": trial.metrics(best)},
     )
@@ -115,8 +115,8 @@ class Trial:
         self.representations_ND = model.encode_queries(validation.texts)
         self.propensity = inverse_propensity(train.relevance)
         self.nearest: TopK | None = None
-        if model.memory is not None:
-            self.nearest = model.memory.nearest(self.representations_ND, max(NEIGHBOURS))
+        if model.training_queries is not None:
+            self.nearest = model.training_queries.nearest(self.representations_ND, max(NEIGHBOURS))
         self._ratios: dict[Choice, dict[str, Ratio]] = {}
         self._searched: _Searched | None = None
 
@@ -129,15 +129,15 @@ class Trial:
             best = self._better(best, replace(best, dial=dial))
         if self.nearest is None:
             return best
-        with_memory = replace(best, blend=DEFAULT_BLEND)
+        voting = replace(best, votes=DEFAULT_VOTES)
         for vary in (_weights, _neighbours, _temperatures, _weights):
-            for blend in vary(with_memory.blend or DEFAULT_BLEND):
-                with_memory = self._better(with_memory, replace(with_memory, blend=blend))
+            for blend in vary(voting.votes or DEFAULT_VOTES):
+                voting = self._better(voting, replace(voting, votes=blend))
         for head in self.model.heads:
-            with_memory = self._better(with_memory, replace(with_memory, head=head))
+            voting = self._better(voting, replace(voting, head=head))
         for dial in dials:
-            with_memory = self._better(with_memory, replace(with_memory, dial=dial))
-        return self._better(best, with_memory)
+            voting = self._better(voting, replace(voting, dial=dial))
+        return self._better(best, voting)
 
     def is_luck(self, before: Choice, after: Choice) -> bool:
         """Whether the second choice is better by less than the difference may be off."""
@@ -152,15 +152,19 @@ class Trial:
 
     def rank(self, choice: Choice, k: int) -> TopK:
         """The best labels of the validation queries, without filter pairs."""
-        searched, memory, blend = self._search(choice, min(k, self.split.num_labels)), self.model.memory, choice.blend
+        searched, kept, blend = (
+            self._search(choice, min(k, self.split.num_labels)),
+            self.model.training_queries,
+            choice.votes,
+        )
         if blend is None:
             return searched.found
-        assert memory is not None
+        assert kept is not None
         assert self.nearest is not None
         voters = TopK(self.nearest.ids[:, : blend.neighbours], self.nearest.scores[:, : blend.neighbours])
         return add_votes(
             searched.found,
-            memory.votes(voters, blend.temperature),
+            kept.votes(voters, blend.temperature),
             searched.queries_ND,
             searched.labels_LD,
             scale=blend.weight * self.model.head.temperature,
@@ -190,15 +194,15 @@ class Trial:
         return self._ratios[choice]
 
 
-def _weights(blend: Blend) -> list[Blend]:
+def _weights(blend: VoteSettings) -> list[VoteSettings]:
     return [replace(blend, weight=weight) for weight in WEIGHTS]
 
 
-def _neighbours(blend: Blend) -> list[Blend]:
+def _neighbours(blend: VoteSettings) -> list[VoteSettings]:
     return [replace(blend, neighbours=neighbours) for neighbours in NEIGHBOURS]
 
 
-def _temperatures(blend: Blend) -> list[Blend]:
+def _temperatures(blend: VoteSettings) -> list[VoteSettings]:
     return [replace(blend, temperature=temperature) for temperature in TEMPERATURES]
 
 

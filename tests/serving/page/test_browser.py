@@ -161,17 +161,17 @@ def test_why_explains_the_ranking_that_is_shown(visit, world, ask):
     page, text = visit(), world.test.texts[2]
     type_text(page, text)
     page.get_by_test_id("head").select_option("classifier")
-    page.get_by_test_id("memory").select_option(index=1)
+    page.get_by_test_id("neighbours").select_option(index=1)
     page.get_by_test_id("dial").fill("0.5")
-    memory = page.get_by_test_id("memory").input_value() == "on"
-    asked = ask(text, head="classifier", memory=memory, dial=0.5)
+    neighbours = page.get_by_test_id("neighbours").input_value() == "on"
+    asked = ask(text, head="classifier", neighbours=neighbours, dial=0.5)
     expect_names(page, asked)
     page.locator(".label").nth(1).click()
     page.wait_for_selector('[data-testid="parts"]')
     rows = page.locator('[data-testid="parts"] tr').all_inner_texts()
     parts = {title.strip(): float(value) for title, _, value in (row.partition("\t") for row in rows)}
     score = parts.pop("Score")
-    assert score == pytest.approx(asked[1]["score"], abs=6e-4) and ("Memory" in parts) == memory
+    assert score == pytest.approx(asked[1]["score"], abs=6e-4) and ("Neighbours" in parts) == neighbours
     assert sum(parts.values()) == pytest.approx(score, abs=1e-3 * len(parts)) and "Dual encoder" not in parts
     assert page.locator('[data-testid="words"] mark').count() and page.get_by_test_id("neighbours").count()
 
@@ -183,7 +183,7 @@ def test_heads_side_by_side_show_what_moved(visit, world, ask):
     page.wait_for_selector('[data-testid="columns"]')
     columns = page.locator('[data-testid="columns"] > section')
     titles = [column.get_attribute("aria-label") for column in columns.all()]
-    assert titles[:3] == ["unified", "encoder", "classifier"] and "memory" in titles[3]
+    assert titles[:3] == ["unified", "encoder", "classifier"] and "neighbours" in titles[3]
     first = [label["text"] for label in ask(text, k=50)]
     for column, choices in ((columns.nth(1), {"head": "encoder"}), (columns.nth(2), {"head": "classifier"})):
         labels = [label["text"] for label in ask(text, **choices)]

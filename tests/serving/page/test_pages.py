@@ -47,7 +47,7 @@ def test_labels_are_found_by_text_and_band(site, world):
     expected = [text for text in world.label_texts if "river" in text]
     found = re.findall(r'<a class="name"[^>]* data-key="label [^>]*>(.*?)</a>', page)
     assert sorted(found) == sorted(expected)
-    assert "0 labels" in site.get("/labels", params={"band": "head"}).text
+    assert "0 labels" in site.get("/labels", params={"band": "frequent"}).text
     assert site.get("/labels", params={"band": "<b>"}).status_code == 422
 
 

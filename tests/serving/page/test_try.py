@@ -60,7 +60,13 @@ def test_why_opens_under_its_label(client, world):
     assert "nearest first" in why and '"why"' not in html.unescape(page.partition('id="json"')[2])
 
 
-RANKINGS = [{}, {"dial": 0.35}, {"memory": True}, {"memory": False, "dial": 1.0}, {"memory": True, "dial": 0.0}]
+RANKINGS = [
+    {},
+    {"dial": 0.35},
+    {"neighbours": True},
+    {"neighbours": False, "dial": 1.0},
+    {"neighbours": True, "dial": 0.0},
+]
 
 
 @pytest.mark.parametrize("ranking", RANKINGS, ids=str)
@@ -74,16 +80,18 @@ def test_the_parts_add_up_to_the_score_that_is_shown(client, world, ranking):
     score = parts.pop("Score")
     assert score == pytest.approx(found[2]["score"], abs=6e-4)
     assert sum(parts.values()) == pytest.approx(score, abs=1e-3 * len(parts))
-    assert ("Memory" in parts) == ranking.get("memory", uses_memory(client))
+    assert ("Neighbours" in parts) == ranking.get("neighbours", uses_neighbours(client))
 
 
-def uses_memory(client):
-    return client.app.state.service.runs.default.predictor.uses_memory
+def uses_neighbours(client):
+    return client.app.state.service.runs.default.predictor.uses_neighbours
 
 
 def test_parts_are_steps_that_lead_to_the_score():
-    steps = add_up({"encoder": 0.5, "encoder prior": -0.1, "classifier": 0.5, "classifier prior": -0.3, "memory": 0.25})
-    assert [step.title for step in steps] == ["Dual encoder", "Classifier", "Memory", "Label frequency", "Score"]
+    steps = add_up(
+        {"encoder": 0.5, "encoder prior": -0.1, "classifier": 0.5, "classifier prior": -0.3, "neighbours": 0.25}
+    )
+    assert [step.title for step in steps] == ["Dual encoder", "Classifier", "Neighbours", "Label frequency", "Score"]
     assert [step.value for step in steps] == pytest.approx([0.5, 0.5, 0.25, -0.4, 0.85])
     assert [step.start for step in steps] == pytest.approx([0, 0.4, 0.8, 0.68, 0])
     assert [step.width for step in steps] == pytest.approx([0.4, 0.4, 0.2, 0.32, 0.68])
@@ -130,11 +138,11 @@ def test_a_proposed_label_ranks_where_it_will_when_added(client, world):
 
 def test_a_proposed_label_ranks_where_it_will_in_the_ranking_that_is_shown(client, world):
     text, label = world.test.texts[1], " ".join(world.test.texts[1].split()[:3])
-    ranking = {"memory": "off" if uses_memory(client) else "on", "dial": "0.00"}
+    ranking = {"neighbours": "off" if uses_neighbours(client) else "on", "dial": "0.00"}
     page = client.post("/", data={"text": text, "label": label, **ranking}).text
     rank = int(re.search(r'class="big">#(\d+)', page).group(1))
     client.post("/", data={"text": text, "label": label, "action": "add"})
-    asked = {"inputs": text, "k": 100, "dial": 0.0, "memory": ranking["memory"] == "on"}
+    asked = {"inputs": text, "k": 100, "dial": 0.0, "neighbours": ranking["neighbours"] == "on"}
     found = client.post("/v1/predict", json=asked).json()["results"][0]["labels"]
     assert [each["id"] for each in found].index(free_id(label, ())) == rank - 1
 
@@ -174,7 +182,7 @@ def test_the_dial_is_turned_and_what_is_tuned_is_left_alone(client, world):
 
 
 def test_back_to_tuned_forgets_every_choice(client, world):
-    away = {"text": world.test.texts[0], "dial": "0.00", "memory": "on"}
+    away = {"text": world.test.texts[0], "dial": "0.00", "neighbours": "on"}
     page = client.post("/", data=away).text
     assert 'name="reset"' in page and "probabilities are known for the tuned ranking only" in page
     back = client.post("/", data={**away, "reset": "on"}).text
@@ -191,12 +199,14 @@ def test_bars_are_probabilities_where_they_are_known(client, world):
     assert f'width="{100 * best["probability"]:.1f}%"' in page and f"{100 * best['probability']:.0f}%</span>" in page
 
 
-def test_memory_is_chosen_and_compared(client, world):
+def test_neighbours_are_chosen_and_compared(client, world):
     text = world.test.texts[0]
-    page = client.post("/", data={"text": text, "memory": "off" if uses_memory(client) else "on", "compare": "on"}).text
-    votes = not uses_memory(client)
-    assert f'"memory": {str(votes).lower()}' in html.unescape(page)
-    assert ("without memory" if votes else "with memory") in page
+    page = client.post(
+        "/", data={"text": text, "neighbours": "off" if uses_neighbours(client) else "on", "compare": "on"}
+    ).text
+    votes = not uses_neighbours(client)
+    assert f'"neighbours": {str(votes).lower()}' in html.unescape(page)
+    assert ("without neighbours" if votes else "with neighbours") in page
 
 
 def test_the_command_asks_the_same(client, world):

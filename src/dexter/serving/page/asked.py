@@ -11,7 +11,7 @@ from fastapi import Request
 from dexter.serving.problems import Problem
 
 _MAX_FIELDS = 32
-_TUNED = ("head", "dial", "memory")
+_TUNED = ("head", "dial", "neighbours")
 """What "reset" leaves to the run."""
 
 
@@ -26,7 +26,7 @@ class Asked:
     """The head that ranks; the run's own choice if left out."""
     dial: float | None = None
     """The weight of label frequency; as tuned if left out."""
-    memory: bool | None = None
+    neighbours: bool | None = None
     """Whether training texts vote; as tuned if left out."""
     why: str | None = None
     """The id of the label to explain."""
@@ -47,7 +47,7 @@ class Asked:
             model=fields.get("model") or None,
             head=fields.get("head") or None,
             dial=_share(fields.get("dial", "")),
-            memory={"on": True, "off": False}.get(fields.get("memory", "")),
+            neighbours={"on": True, "off": False}.get(fields.get("neighbours", "")),
             why=fields.get("why") or None,
             compare=fields.get("compare", "") != "",
             label=fields.get("label", "").strip(),

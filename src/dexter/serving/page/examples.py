@@ -10,11 +10,11 @@ _CANDIDATES = 64
 
 
 def example_texts(predictor: Predictor) -> list[str]:
-    """A few training texts where the run remembers them, else texts of labels from common to rare."""
-    memory = predictor.model.memory
-    if memory is not None and len(memory):
-        step = max(1, len(memory) // _CANDIDATES)
-        return spread([memory.texts[row] for row in range(0, len(memory), step)])
+    """A few training texts where the run kept them, else texts of labels from common to rare."""
+    kept = predictor.model.training_queries
+    if kept is not None and len(kept):
+        step = max(1, len(kept) // _CANDIDATES)
+        return spread([kept.texts[row] for row in range(0, len(kept), step)])
     texts, counts = predictor.labels.texts, predictor.labels.counts
     order = (-counts).argsort(kind="stable")
     step = max(1, len(order) // _CANDIDATES)

@@ -19,7 +19,7 @@ from dexter.types import band_of
 MOST_POINTS = 3_000
 _FITTED = 20_000
 """The directions are found from so many labels at most: more would not turn them."""
-_ON_TOP = ("tail", "torso", "head", "unseen")
+_ON_TOP = ("tail", "torso", "frequent", "unseen")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def propose(predictor: Predictor, text: str, label_text: str, *, num_similar: in
         priors_NP=torch.tensor([model.rare_priors()]),
     )
     competing = model.with_kept(kept).with_added(new)
-    small = Predictor(competing, head=predictor.head, memory=predictor.uses_memory, dial=predictor.dial)
+    small = Predictor(competing, head=predictor.head, neighbours=predictor.uses_neighbours, dial=predictor.dial)
     ranking = small.predict([text], k=PLACES)[0]
     place = next((place for place, label in enumerate(ranking) if label.id == new_id), None)
     if place is None:

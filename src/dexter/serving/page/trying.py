@@ -1,6 +1,6 @@
 """The first page: the labels of a text, why one of them, all heads side by side, a label that is not there yet.
 
-All of it is of one ranking, that of the chosen head, dial and memory.
+All of it is of one ranking, that of the chosen head, dial and neighbours.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tuned:
     heads: Sequence[HeadName]
     head: HeadName
     dial: float
-    memory: bool | None
+    neighbours: bool | None
     """Whether training texts vote; None for a run that keeps none."""
 
 
@@ -107,8 +107,8 @@ async def _outline(run: Run) -> View:
     """The page without an answer."""
     predictor = run.predictor
     _, examples = await run.look(example_texts)
-    memory = predictor.uses_memory if predictor.model.memory is not None else None
-    tuned = Tuned(heads=predictor.model.heads, head=predictor.head, dial=predictor.dial, memory=memory)
+    neighbours = predictor.uses_neighbours if predictor.model.training_queries is not None else None
+    tuned = Tuned(heads=predictor.model.heads, head=predictor.head, dial=predictor.dial, neighbours=neighbours)
     return View(tuned=tuned, chosen=Variant(), examples=examples)
 
 
@@ -120,7 +120,7 @@ def _choose(asked: Asked, tuned: Tuned) -> Variant:
     is_turned = asked.dial is not None and abs(asked.dial - tuned.dial) >= _DIAL_STEP / 2
     return Variant(
         head=None if head == tuned.head else head,
-        memory=None if tuned.memory in (None, asked.memory) else asked.memory,
+        neighbours=None if tuned.neighbours in (None, asked.neighbours) else asked.neighbours,
         dial=asked.dial if is_turned else None,
     )
 
@@ -137,9 +137,9 @@ async def _look(service: Service, run: Run, asked: Asked, view: View, request: R
     view = replace(view, proposal=await _propose(service, run, asked, view.chosen))
     if not asked.text.strip():
         return view
-    head, memory, dial = view.chosen
+    head, neighbours, dial = view.chosen
     k = min(_SHOWN, service.settings.max_k)
-    question = PredictRequest(inputs=asked.text, k=k, head=head, dial=dial, memory=memory, model=asked.model)
+    question = PredictRequest(inputs=asked.text, k=k, head=head, dial=dial, neighbours=neighbours, model=asked.model)
     # One answer for the list and for the reasons: what is explained is the score that is shown.
     explained = question.model_copy(update={"explain": asked.why is not None})
     found = await answer(service, explained, gone=request.is_disconnected)
@@ -157,15 +157,15 @@ async def _look(service: Service, run: Run, asked: Asked, view: View, request: R
 
 
 async def _compare(service: Service, run: Run, asked: PredictRequest, first: str) -> list[Column]:
-    """What was asked with every head, the chosen one first, and where there is a memory with the other choice of it."""
+    """What was asked with every head, the chosen one first, then with the votes switched."""
     rankings: dict[str, Sequence[RankedLabel]] = {}
     predictor = run.predictor
     for head in sorted(predictor.model.heads, key=lambda head: head != first):
         rankings[head] = await _ranking(service, asked.model_copy(update={"head": head}))
-    if predictor.model.memory is not None:
-        votes = predictor.uses_memory if asked.memory is None else asked.memory
-        title = f"{first} {'without' if votes else 'with'} memory"
-        rankings[title] = await _ranking(service, asked.model_copy(update={"memory": not votes}))
+    if predictor.model.training_queries is not None:
+        votes = predictor.uses_neighbours if asked.neighbours is None else asked.neighbours
+        title = f"{first} {'without' if votes else 'with'} neighbours"
+        rankings[title] = await _ranking(service, asked.model_copy(update={"neighbours": not votes}))
     return side_by_side(rankings, shown=_SHOWN)
 
 

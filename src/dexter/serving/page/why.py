@@ -17,7 +17,7 @@ _LONGEST = 4_000
 _TITLES: Mapping[str, str] = {
     "encoder": "Dual encoder",
     "classifier": "Classifier",
-    "memory": "Memory",
+    "neighbours": "Neighbours",
     "encoder prior": "Label frequency",
     "classifier prior": "Label frequency",
     "frequency": "Label frequency",
