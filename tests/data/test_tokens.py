@@ -1,9 +1,6 @@
-"""Tokens: the same ids as the plain tokenizer, gathered without a loop, cached and never trusted blindly."""
+"""Tokens: the same ids as the plain tokenizer, gathered without a loop, within the limits."""
 
 from __future__ import annotations
-
-import json
-import logging
 
 import numpy as np
 import pytest
@@ -13,14 +10,14 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from dexter.data import tokens as tokens_module
-from dexter.data.tokens import LimitedTokenizer, load_tokens
-from dexter.errors import ModelError, UsageError
+from dexter.data.tokens import LimitedTokenizer
+from dexter.errors import UsageError
 
 WORDS = [f"w{number}" for number in range(50)]
 
 
-def tokenize(texts, tokenizer, *, cache=None, progress=False, **limits):
-    return LimitedTokenizer(tokenizer, **limits).tokenize(texts, cache=cache, progress=progress)
+def tokenize(texts, tokenizer, *, progress=False, **limits):
+    return LimitedTokenizer(tokenizer, **limits).tokenize(texts, progress=progress)
 
 
 def make_tokenizer(extra: int = 0) -> Tokenizer:
@@ -52,7 +49,6 @@ def test_equal_to_the_plain_tokenizer(texts, special_tokens, monkeypatch):
     assert [found.row(row).tolist() for row in range(len(texts))] == expected
     assert found.row(-1).tolist() == expected[-1]
     assert found.lengths.tolist() == [len(ids) for ids in expected]
-    assert found.num_truncated == 0
     with pytest.raises(IndexError):
         found.row(len(texts))
 
@@ -70,20 +66,17 @@ def test_select_equals_a_loop(texts):
         assert len(ids) == offsets[-1]
 
 
-def test_truncation_is_counted_once_per_text():
+def test_truncation_keeps_special_tokens():
     texts = ["w1 w2 w3", "w1 w2 w3 w4", "w1 w2 w3 w4 w5", "w1 " + " " * 200 + "w2", "w1"]
     found = tokenize(texts, make_tokenizer(), max_length=3, max_characters=100)
     assert found.lengths.tolist() == [3, 3, 3, 1, 1]
-    assert found.num_truncated == 3
     special = tokenize(texts, make_tokenizer(), max_length=3, max_characters=100, special_tokens=True)
     assert special.row(1).tolist() == [1, 4, 2]
-    assert special.num_truncated == 4
 
 
 def test_characters_are_cut_before_tokenising():
     found = tokenize(["w1 w23"], make_tokenizer(), max_length=10, max_characters=5)
     assert found.row(0).tolist() == make_tokenizer().encode("w1 w2", add_special_tokens=False).ids
-    assert found.num_truncated == 1
 
 
 def test_the_tokenizer_is_neither_obeyed_nor_changed(texts):
@@ -102,94 +95,21 @@ def test_large_vocabularies_get_wider_ids():
     assert found.row(0).tolist() == [70_052, 4]
 
 
-def test_lone_surrogates_do_not_stop_it(tmp_path):
-    found = tokenize(["w1 \ud800 w2"], make_tokenizer(), max_length=8, max_characters=100, cache=tmp_path)
+def test_lone_surrogates_do_not_stop_it():
+    found = tokenize(["w1 \ud800 w2"], make_tokenizer(), max_length=8, max_characters=100)
     assert found.row(0).tolist() == [4, 0, 5]
 
 
-def test_no_texts(tmp_path):
-    for cache in (None, tmp_path):
-        found = tokenize([], make_tokenizer(), max_length=8, max_characters=100, cache=cache)
-        assert len(found) == 0
-        assert found.select([]).ids.tolist() == []
+def test_no_texts():
+    found = tokenize([], make_tokenizer(), max_length=8, max_characters=100)
+    assert len(found) == 0
+    assert found.select([]).ids.tolist() == []
 
 
 @pytest.mark.parametrize(("max_length", "max_characters"), [(2, 10), (0, 10), (8, 0)])
 def test_impossible_limits(max_length, max_characters):
     with pytest.raises(UsageError, match="max_"):
         tokenize(["w1"], make_tokenizer(), max_length=max_length, max_characters=max_characters, special_tokens=True)
-
-
-def test_cache_hit(texts, tmp_path, monkeypatch):
-    settings = {"max_length": 8, "max_characters": 100, "cache": tmp_path}
-    first = tokenize(texts, make_tokenizer(), **settings)
-    plain = tokenize(texts, make_tokenizer(), max_length=8, max_characters=100)
-    assert isinstance(first.ids, np.memmap)
-    monkeypatch.setattr(tokens_module.LimitedTokenizer, "blocks", None)
-    again = tokenize(texts, make_tokenizer(), **settings)
-    for found in (first, again):
-        assert np.array_equal(found.ids, plain.ids)
-        assert np.array_equal(found.offsets, plain.offsets)
-        assert found.num_truncated == plain.num_truncated
-    with pytest.raises(ValueError, match="read-only"):
-        again.ids[0] = 1
-
-
-def test_cache_miss_for_anything_that_matters(texts, tmp_path):
-    base = {"texts": texts, "tokenizer": make_tokenizer(), "max_length": 8, "max_characters": 100}
-    variants = [
-        base,
-        base | {"texts": [*texts, "w1"]},
-        base | {"texts": [texts[0] + texts[1], "", *texts[2:]]},
-        base | {"tokenizer": make_tokenizer(extra=1)},
-        base | {"max_length": 9},
-        base | {"max_characters": 101},
-        base | {"special_tokens": True},
-    ]
-    for number, variant in enumerate(variants, start=1):
-        tokenize(**variant, cache=tmp_path)
-        assert len(list(tmp_path.iterdir())) == number
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest", "no manifest"])
-def test_damaged_cache_is_rebuilt(texts, tmp_path, damage, caplog):
-    settings = {"max_length": 8, "max_characters": 100, "cache": tmp_path}
-    good = tokenize(texts, make_tokenizer(), **settings)
-    expected = np.array(good.ids)
-    (folder,) = tmp_path.iterdir()
-    ids, manifest = folder / "ids.bin", folder / "MANIFEST.json"
-    content = bytearray(ids.read_bytes())
-    content[5] ^= 1
-    if damage == "flip":
-        ids.write_bytes(content)
-    elif damage == "cut":
-        ids.write_bytes(content[:-2])
-    elif damage == "missing":
-        ids.unlink()
-    elif damage == "manifest":
-        manifest.write_text("{")
-    else:
-        manifest.unlink()
-    with pytest.raises(ModelError):
-        load_tokens(folder)
-    with caplog.at_level(logging.WARNING):
-        again = tokenize(texts, make_tokenizer(), **settings)
-    assert "rebuilt" in caplog.text
-    assert np.array_equal(again.ids, expected)
-    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
-    load_tokens(folder)
-
-
-def test_inconsistent_cache_is_refused_even_when_sealed(texts, tmp_path):
-    from dexter.files import write_manifest
-
-    tokenize(texts, make_tokenizer(), max_length=8, max_characters=100, cache=tmp_path)
-    (folder,) = tmp_path.iterdir()
-    facts = json.loads((folder / "tokens.json").read_text())
-    (folder / "tokens.json").write_text(json.dumps(facts | {"dtype": "int32"}))
-    write_manifest(folder)
-    with pytest.raises(ModelError, match="ids"):
-        load_tokens(folder)
 
 
 def test_progress_is_silent_off_a_terminal(texts, capfd):

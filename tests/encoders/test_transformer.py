@@ -195,13 +195,6 @@ def test_a_text_without_tokens_gets_one():
     assert torch.isfinite(embed(encoder, tokens)).all()
 
 
-def test_tokens_are_cached(tmp_path):
-    encoder = small_encoder()
-    first, again = (encoder.tokenize(TEXTS, side="query", cache=tmp_path) for _ in range(2))
-    assert isinstance(again.ids, np.memmap)
-    assert torch.equal(embed(encoder, first), embed(encoder, again))
-
-
 def test_micro_batches_are_a_partition_by_length_within_the_budget():
     encoder = small_encoder()
     encoder.tokens_per_batch = 500

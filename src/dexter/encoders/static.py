@@ -118,10 +118,9 @@ class StaticEncoder(nn.Module):
         *,
         side: Literal["query", "label"],
         progress: bool = False,
-        cache: Path | None = None,
     ) -> Tokens:
         """Texts as ragged features; queries carry positions, labels a constant one."""
-        tokens = self._limited_tokenizer(side).tokenize(texts, cache=cache, progress=progress)
+        tokens = self._limited_tokenizer(side).tokenize(texts, progress=progress)
         rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
         ids = tokens.ids.astype(np.int64)
         positions = np.arange(len(ids)) - tokens.offsets[rows]
@@ -132,7 +131,7 @@ class StaticEncoder(nn.Module):
         keep = features % self.num_rows != self.tokenizer.token_to_id(UNKNOWN)  # type: ignore[attr-defined]
         features, rows = features[keep], rows[keep]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(tokens)))]).astype(np.int64)
-        return Tokens(ids=features, offsets=offsets, num_truncated=tokens.num_truncated)
+        return Tokens(ids=features, offsets=offsets)
 
     def _limited_tokenizer(self, side: Literal["query", "label"]) -> LimitedTokenizer:
         """The tokenizer with the limits of a side, made when it is first needed."""

@@ -143,15 +143,11 @@ class TransformerEncoder(nn.Module):
         _set_dropout(model, layout.dropout, device=torch.device("cpu"))
         return cls(model, tokenizer, layout)
 
-    def tokenize(
-        self, texts: Sequence[str], *, side: Side, progress: bool = False, cache: str | Path | None = None
-    ) -> Tokens:
+    def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
         """Token ids of texts with that side's prefix and length, special tokens included; never an empty row."""
         prefix = self.layout.query_prefix if side == "query" else self.layout.label_prefix
         tokens = self._limited_tokenizer(side).tokenize(
-            [prefix + text for text in texts] if prefix else texts,
-            cache=None if cache is None else Path(cache),
-            progress=progress,
+            [prefix + text for text in texts] if prefix else texts, progress=progress
         )
         return _fill_empty(tokens, self.padding_id)
 
@@ -302,7 +298,7 @@ def _fill_empty(tokens: Tokens, token_id: int) -> Tokens:
         return tokens
     ids = np.insert(tokens.ids, tokens.offsets[:-1][empty], token_id)
     offsets = tokens.offsets + np.concatenate([[0], np.cumsum(empty)])
-    return Tokens(ids=ids, offsets=offsets, num_truncated=tokens.num_truncated)
+    return Tokens(ids=ids, offsets=offsets)
 
 
 def _word_tokenizer(texts: Sequence[str], *, num_words: int) -> Any:

@@ -103,7 +103,7 @@ def _encoding(encoder: object, tokens: Tokens, clock: Clock) -> _Encoding:
         )
 
     lengths = tokens.lengths[rows]
-    chosen = Tokens(ids=tokens.select(rows).ids, offsets=np.concatenate([[0], np.cumsum(lengths)]), num_truncated=0)
+    chosen = Tokens(ids=tokens.select(rows).ids, offsets=np.concatenate([[0], np.cumsum(lengths)]))
     side = Side(encode=encode, micro_batches=encoder.micro_batches(lengths))  # type: ignore[operator]
 
     def step() -> None:
