@@ -22,12 +22,12 @@ from dexter.config import load_config, parse_overrides, recipe_names
 from dexter.data import Dataset
 from dexter.encoders import build_encoder
 from dexter.encoders.embed import embed
-from dexter.encoders.heads import HeadName
 from dexter.encoders.static import StaticEncoder
 from dexter.evaluation.reports import score_report
 from dexter.evaluation.runs import DEFAULT_KS, test_split
 from dexter.index import search
 from dexter.metrics import overfetch
+from dexter.types import HeadName
 
 LENGTHS = {"encoder.max_length_query": 32, "encoder.max_length_label": 32}
 ENCODERS: dict[str, dict[str, Any]] = {

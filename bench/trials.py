@@ -15,10 +15,10 @@ import shared_data
 from dexter.data import Dataset
 from dexter.data.formats import load_dataset
 from dexter.data.sources import build
-from dexter.encoders.heads import HeadName
 from dexter.evaluation.runs import DEFAULT_KS, evaluate
 from dexter.predict.predictor import Predictor
 from dexter.training import train
+from dexter.types import HeadName
 
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100")
 HEAD_TITLES: dict[HeadName, str] = {"encoder": "DE", "classifier": "CLF", "unified": "unified"}

@@ -1,9 +1,9 @@
-"""What search returns and metrics score: the best labels of each query; and the bands of label frequency."""
+"""Types that several packages share: the best labels of a query, names of heads, bands of label frequency."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,11 @@ class TopK(NamedTuple):
     """int64, queries x k; -1 where a query has fewer than k labels to return."""
     scores: np.ndarray
     """float32, queries x k; minus infinity where there is no label."""
+
+
+HeadName = Literal["encoder", "classifier", "unified"]
+HEAD_NAMES: tuple[HeadName, ...] = ("encoder", "classifier", "unified")
+"""Which vectors predict: those of the dual encoder, those of the classifier, or both end to end."""
 
 
 BANDS: Mapping[str, tuple[int, float]] = {

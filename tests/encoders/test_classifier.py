@@ -6,12 +6,7 @@ import torch
 from scipy.sparse import csr_matrix
 from torch.nn import functional
 
-from dexter.encoders.classifier import (
-    ClassifierTable,
-    centroids,
-    fill_rows,
-    starting_rows,
-)
+from dexter.encoders.classifier import ClassifierTable, centroids, starting_rows
 from dexter.errors import UsageError
 
 STORAGES = ["float32", "bfloat16"]
@@ -86,8 +81,6 @@ def test_wrong_arguments_are_errors():
         ClassifierTable(3, 2).initialise(torch.zeros(4, 2))
     with pytest.raises(UsageError, match="4 vectors for 3 queries"):
         centroids(torch.zeros(4, 2), csr_matrix((3, 5)))
-    with pytest.raises(UsageError, match="2 labels for 3 vectors"):
-        fill_rows(torch.zeros(3, 2), np.array([1, 0]), texts_UC=torch.zeros(1, 2), meanings_LD=torch.zeros(3, 2))
 
 
 def relevance_of(num_queries=9, num_labels=7):
@@ -123,27 +116,3 @@ def test_rows_of_long_queries_start_short():
     rows = starting_rows(labels, queries, relevance)
     torch.testing.assert_close(starting_rows(labels, 5 * queries, relevance), rows / 5)
     torch.testing.assert_close(starting_rows(labels, 0.2 * queries, relevance), rows)
-
-
-def test_filled_rows_equal_a_slow_loop():
-    dual = unit(12, 3)
-    rows = unit(12, 4, seed=1) * torch.arange(1, 13)[:, None]
-    counts = np.array([1, 0, 2, 5, 0, 1, 1, 1, 4, 0, 2, 0])
-    seen, unseen = np.flatnonzero(counts), np.flatnonzero(counts == 0)
-    texts = 5 * unit(len(unseen), 4, seed=2)
-    found = fill_rows(rows, counts, texts_UC=texts, meanings_LD=7 * dual, num_neighbours=3)
-    assert torch.equal(found[seen], rows[seen])
-    for place, label in enumerate(unseen):
-        nearest = rows[sorted(seen, key=lambda other: -float(dual[label] @ dual[other]))[:3]]
-        borrowed = functional.normalize(functional.normalize(nearest, dim=1).mean(dim=0), dim=0)
-        direction = functional.normalize(borrowed + texts[place] / 5, dim=0)
-        torch.testing.assert_close(found[label], direction * nearest.norm(dim=1).mean())
-
-
-def test_filling_at_the_edges():
-    dual, rows = unit(3, 2), unit(3, 2, seed=1)
-    texts, none = rows[[1, 1]], rows[:0]
-    torch.testing.assert_close(fill_rows(rows, np.ones(3, dtype=int), texts_UC=none, meanings_LD=dual), rows)
-    assert not fill_rows(rows, np.zeros(3, dtype=int), texts_UC=rows, meanings_LD=dual).any()
-    filled = fill_rows(rows, np.array([0, 4, 0]), texts_UC=texts, meanings_LD=dual)
-    torch.testing.assert_close(filled, rows[[1, 1, 1]])

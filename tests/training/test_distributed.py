@@ -9,9 +9,9 @@ import dexter.losses
 from dexter.batches import Positives
 from dexter.batches.clusters import balanced_clusters
 from dexter.batches.mining import mine_hard_negatives
-from dexter.encoders.classifier import fill_rows
 from dexter.index.sharded import search_shards
 from dexter.losses import Streaming, value_and_grad
+from dexter.model.unseen import fill_unseen_rows
 from tests.training.ranks import run_ranks
 
 
@@ -106,8 +106,8 @@ def search_together(world, queries, labels, rows, counts, relevance):
     mined = mine_hard_negatives(queries, labels[held], relevance[:, ids], num_negatives=7, margin=0.1, **own)
     leaves = balanced_clusters(queries.numpy(), 4, seed=1, ranks=world)
     filled, unseen = torch.zeros_like(rows), rows[held][counts[ids] == 0].flip(1)
-    filled[held] = fill_rows(
-        rows[held], counts[ids], texts_UC=unseen, meanings_LD=labels[held], num_neighbours=3, ranks=world
+    filled[held] = fill_unseen_rows(
+        rows[held], counts[ids], texts_UC=unseen, label_vectors_LD=labels[held], num_neighbours=3, processes=world
     )
     return found, mined, [leaf.tolist() for leaf in leaves], world.sum(filled).numpy()
 

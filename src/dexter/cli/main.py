@@ -27,8 +27,8 @@ from dexter.errors import DexterError, UsageError
 from dexter.processes import read_launch
 
 if TYPE_CHECKING:
-    from dexter.encoders.heads import HeadName
     from dexter.predict.predictor import Runtime
+    from dexter.types import HeadName
 
 EXIT_CODES = """Exit codes: 0 ok, 1 bug, 2 usage, 3 data, 4 model or index, 5 resources (disk, memory, permission, a
 missing package), 6 diverged, 130 or 143 interrupted (training saves its state first)."""
@@ -550,7 +550,7 @@ def _propensity(name: str) -> tuple[float, float]:
 
 
 def _head(name: str | None) -> HeadName | None:
-    from dexter.encoders.heads import HEAD_NAMES
+    from dexter.types import HEAD_NAMES
 
     for known in HEAD_NAMES:
         if name == known:

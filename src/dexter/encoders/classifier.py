@@ -1,29 +1,23 @@
-"""The classifier table Psi: one learned vector per label, of which a step touches the rows of its label pool.
+"""The classifier table Psi: one learned vector per label, and the vectors that its rows are initialised with.
 
-A lookup gives float32 rows whatever the storage. Its gradient is float32 too and sparse over rows; it arrives in
-`weight.grad` in the ordinary way, for a row-sparse optimiser to consume. Nothing of the size of the table is made in a
-step. Also here: where rows start (`centroids`, `starting_rows`), and what labels that were never trained have instead
-(`fill_rows`).
+A step looks up the rows of its label pool. The lookup returns float32 whatever the storage type, and its gradient in
+`weight.grad` is float32 and sparse over rows, for a row-sparse optimiser. No step allocates a tensor of the size of the
+table. Rows of labels without training queries are made by `dexter.model.unseen`.
 
-Shapes: L labels, S seen in training, U unseen, M labels of a pool, N queries, K nearest labels, D dimensions
-of the dual encoder, C of the classifier; over ranks: R ranks, V unseen labels of all.
+Shapes: L labels, M labels of a pool, N queries, D dimensions of the encoder, C of the classifier.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from dexter.errors import UsageError
-from dexter.index import search
-from dexter.index.sharded import search_shards
-from dexter.processes import Ranks
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -156,97 +150,3 @@ def starting_rows(label_vectors_LC: Tensor, query_vectors_NC: Tensor, relevance:
     lengths_L1 = torch.linalg.vector_norm(middle_LC, dim=1, keepdim=True)
     rows_LC.add_(middle_LC.div_(lengths_L1.clamp_min_(_TINY)))
     return rows_LC.div_(max(1.0, float(typical_length)))
-
-
-@torch.no_grad()
-def fill_rows(
-    rows_LC: Tensor,
-    counts_L: NDArray[np.integer],
-    *,
-    texts_UC: Tensor,
-    meanings_LD: Tensor,
-    num_neighbours: int = 10,
-    ranks: Ranks | None = None,
-) -> Tensor:
-    """Rows of all labels, that of an unseen label made from its text and its nearest seen labels: [L, C].
-
-    Half of its direction is that of its own text, half the mean direction of the rows of the seen labels that mean most
-    nearly the same; its length is their mean length. Either half alone finds fewer of them (bench/unseen_labels.py).
-    Rows of seen labels stay as they are. Where nothing was seen, rows of unseen labels are zero.
-
-    Args:
-        rows_LC: the classifier's rows of all labels; those of unseen labels are not looked at.
-        counts_L: training queries of each label; unseen labels have none.
-        texts_UC: what the classifier head makes of the unseen labels' texts, in order.
-        meanings_LD: the dual encoder's vectors of all labels, without priors.
-        num_neighbours: seen labels that an unseen one borrows from.
-        ranks: those that hold the other labels; an unseen label borrows from the labels of all.
-    """
-    seen_L = _seen(counts_L, meanings_LD)
-    filled_LC = rows_LC.to(meanings_LD).masked_fill(~seen_L[:, None], 0.0)
-    meanings_LD = functional.normalize(meanings_LD, dim=1)
-    if ranks is not None and ranks.size > 1:
-        borrowed = _borrow_over_ranks(meanings_LD, filled_LC, seen_L, num_neighbours, ranks)
-    else:
-        borrowed = _borrow(meanings_LD, filled_LC, seen_L, num_neighbours)
-    if borrowed is not None:
-        directions_UC = functional.normalize(borrowed.directions_UC, dim=1) + functional.normalize(texts_UC, dim=1)
-        filled_LC[~seen_L] = functional.normalize(directions_UC, dim=1) * borrowed.lengths_U1
-    return filled_LC
-
-
-class _Borrowed(NamedTuple):
-    """Means over the rows of an unseen label's nearest seen labels."""
-
-    directions_UC: Tensor
-    lengths_U1: Tensor
-
-
-def _borrow(meanings_LD: Tensor, rows_LC: Tensor, seen_L: Tensor, num_neighbours: int) -> _Borrowed | None:
-    """What unseen labels borrow; None where there are none, or nobody to borrow from."""
-    if bool(seen_L.all()) or not bool(seen_L.any()):
-        return None
-    found = search(meanings_LD[~seen_L], meanings_LD[seen_L], min(num_neighbours, int(seen_L.sum())))
-    # Of the seen labels' rows only those that somebody borrows are copied.
-    used_S, places_UK = (torch.from_numpy(each) for each in np.unique(found.ids, return_inverse=True))
-    rows_SC = rows_LC[seen_L.nonzero().squeeze(1)[used_S.to(seen_L.device)]]
-    places_UK = places_UK.view(found.ids.shape).to(seen_L.device)
-    lengths_S1 = torch.linalg.vector_norm(rows_SC, dim=1, keepdim=True)
-    directions_SC = functional.normalize(rows_SC, dim=1)
-    return _Borrowed(
-        *(functional.embedding_bag(places_UK, values, mode="mean") for values in (directions_SC, lengths_S1))
-    )
-
-
-def _borrow_over_ranks(
-    meanings_LD: Tensor, rows_LC: Tensor, seen_L: Tensor, num_neighbours: int, ranks: Ranks
-) -> _Borrowed | None:
-    """The same over ranks: each searches its seen labels, and adds the rows of those it holds among the nearest."""
-    seen_counts_R = ranks.concatenate(seen_L.sum()[None])
-    unseen_counts_R = ranks.concatenate((~seen_L).sum()[None])
-    num_neighbours = min(num_neighbours, int(seen_counts_R.sum()))
-    if not num_neighbours or not int(unseen_counts_R.sum()):
-        return None
-    first = int(seen_counts_R[: ranks.rank].sum())
-    seen_ids = np.arange(first, first + int(seen_L.sum()))
-    unseen_VD = ranks.concatenate(meanings_LD[~seen_L])
-    found = search_shards(unseen_VD, meanings_LD[seen_L], num_neighbours, label_ids=seen_ids, ranks=ranks)
-    nearest_VK = found.ids - first
-    held_VK = (nearest_VK >= 0) & (nearest_VK < len(seen_ids))
-    # One row more, of zeros, stands for what others hold.
-    places_VK = torch.from_numpy(np.where(held_VK, nearest_VK, len(seen_ids))).to(meanings_LD.device)
-    rows_SC = functional.pad(rows_LC[seen_L], (0, 0, 0, 1))
-    lengths_S1 = torch.linalg.vector_norm(rows_SC, dim=1, keepdim=True)
-    sums_VC = functional.embedding_bag(
-        places_VK, torch.cat([functional.normalize(rows_SC, dim=1), lengths_S1], dim=1), mode="sum"
-    )
-    own = slice(int(unseen_counts_R[: ranks.rank].sum()), int(unseen_counts_R[: ranks.rank + 1].sum()))
-    means_UC = (ranks.sum(sums_VC) / num_neighbours)[own]
-    return _Borrowed(means_UC[:, :-1], means_UC[:, -1:])
-
-
-def _seen(counts_L: NDArray[np.integer], like_LD: Tensor) -> Tensor:
-    """Which labels have training queries, on the device of their vectors."""
-    if len(counts_L) != len(like_LD):
-        raise UsageError(f"got training counts of {len(counts_L)} labels for {len(like_LD)} vectors: expected one each")
-    return torch.from_numpy(np.asarray(counts_L) > 0).to(like_LD.device)

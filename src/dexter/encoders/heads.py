@@ -11,8 +11,6 @@ therefore all score by one inner product, and so does the unified search: both h
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,9 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dexter.encoders.classifier import ClassifierTable
-
-HeadName = Literal["encoder", "classifier", "unified"]
-HEAD_NAMES: tuple[HeadName, ...] = ("encoder", "classifier", "unified")
 
 
 class LabelPrior(nn.Module):

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from dexter.data import Dataset, Split
-from dexter.encoders.heads import HeadName
 from dexter.errors import DataError, ModelError, UsageError
 from dexter.evaluation.misses import MISSED_PLACES, MISSED_TEXTS, Miss, find_misses, write_misses
 from dexter.evaluation.records import json_values, make_record, write_record
@@ -25,7 +24,7 @@ from dexter.metrics.hits import member_mask
 from dexter.predict.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
 from dexter.predict.predictor import Predictor, Runtime
 from dexter.training.distributed import World, joined
-from dexter.types import TopK
+from dexter.types import HeadName, TopK
 
 log = logging.getLogger("dexter")
 DEFAULT_KS = (1, 3, 5, 10, 100)

@@ -22,16 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.encoders import load_encoder
-from dexter.encoders.classifier import ClassifierTable, fill_rows
+from dexter.encoders.classifier import ClassifierTable
 from dexter.encoders.embed import embed
 from dexter.encoders.folder import read_object
-from dexter.encoders.heads import HEAD_NAMES, ClassifierHead, DualHead, HeadName, LabelPrior
+from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, atomic_folder, read_manifest, verify_manifest, write_json
+from dexter.model.unseen import fill_unseen_rows
 from dexter.predict.dial import frequency_prior, with_element
 from dexter.predict.neighbours import TrainingQueries
 from dexter.predict.scoring import Scoring, read_tuned
 from dexter.processes import OneProcess, Ranks
+from dexter.types import HEAD_NAMES, HeadName
 
 if TYPE_CHECKING:
     from dexter.data.tokens import Tokens
@@ -339,7 +341,9 @@ class Model:
             return rows_LC
         unseen = torch.from_numpy(np.flatnonzero(counts == 0)).to(self.representations_LD.device)
         texts_UC = self.classifier.project(self.representations_LD[unseen])
-        return fill_rows(rows_LC, counts, texts_UC=texts_UC, meanings_LD=self.meanings(), ranks=self.ranks)
+        return fill_unseen_rows(
+            rows_LC, counts, texts_UC=texts_UC, label_vectors_LD=self.meanings(), processes=self.ranks
+        )
 
     def _head_state(self) -> dict[str, Tensor]:
         state = {f"dual.{name}": value for name, value in self.head.state_dict().items()}

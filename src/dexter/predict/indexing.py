@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dexter.encoders.heads import HeadName
 from dexter.index import ExactIndex, Index, OpenIndex, Place, Stamp, build, default_backend, open_index
 from dexter.index.base import checked_backend
 from dexter.index.folder import label_keys
 from dexter.model.model import Labels, Model, encoder_fingerprint
+from dexter.types import HeadName
 
 log = logging.getLogger("dexter")
 URL_VARIABLE = "DEXTER_INDEX_URL"

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
 from dexter.index import Index
 from dexter.model.catalog import LabelPage, search_labels
@@ -28,7 +27,7 @@ from dexter.predict.explain import Explanation, Parts, explain_scores
 from dexter.predict.indexing import RunIndex, index_labels, open_run_index
 from dexter.predict.neighbours import TrainingQueries, add_votes
 from dexter.predict.scoring import checked_dial
-from dexter.types import TopK
+from dexter.types import HeadName, TopK
 
 if TYPE_CHECKING:
     from dexter.encoders import TextEncoder

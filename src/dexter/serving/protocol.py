@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from dexter.encoders.heads import HeadName
+from dexter.types import HeadName
 
 
 def _whole(text: str) -> str:

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
 from dexter.model.edits import EditResult, LabelEdit
 from dexter.predict.explain import Explanation
@@ -22,6 +21,7 @@ from dexter.predict.predictor import Prediction, Predictor
 from dexter.serving.batching import Batcher, Limits
 from dexter.serving.embedding import Embedded, Side, embed_texts
 from dexter.serving.settings import ServeSettings
+from dexter.types import HeadName
 
 Gone = Callable[[], Awaitable[bool]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

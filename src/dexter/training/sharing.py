@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from dexter.batches.holding import Holding
 from dexter.data.tokens import Tokens
 from dexter.encoders.embed import embed
-from dexter.encoders.heads import HeadName
 from dexter.errors import ModelError
 from dexter.model.model import Labels, Model
 from dexter.training.distributed import World
+from dexter.types import HeadName
 
 
 def query_vectors(world: World, model: Model, tokens: Tokens, *, head: HeadName | None = None) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dexter.config import Config
 from dexter.data import Dataset, Split
-from dexter.encoders.heads import HeadName
 from dexter.errors import UsageError
 from dexter.index.exact import search
 from dexter.metrics import Ratio, inverse_propensity, per_query
@@ -29,7 +28,7 @@ from dexter.predict.neighbours import TrainingQueries, VoteSettings, add_votes
 from dexter.predict.scoring import DEFAULT_VOTES, Scoring, write_tuned
 from dexter.training.parts import make_splits
 from dexter.training.run import check_data, read_run
-from dexter.types import TopK
+from dexter.types import HeadName, TopK
 
 log = logging.getLogger("dexter")
 WEIGHTS = (1.0, 2.0, 4.0, 6.0, 10.0, 15.0, 30.0)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dexter.encoders.heads import HeadName
 from dexter.model.edits import LabelEdit
 from dexter.predict.predictor import Predictor
 from dexter.serving.labels import change
@@ -30,6 +29,7 @@ from dexter.serving.problems import Problem
 from dexter.serving.protocol import PredictRequest, RankedLabel
 from dexter.serving.runs import Run, Variant
 from dexter.serving.service import Service
+from dexter.types import HeadName
 
 _SHOWN, _COMPARED = 10, 50
 """Labels that are shown; places in which a label that moved is looked for."""
