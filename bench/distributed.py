@@ -30,7 +30,7 @@ from dexter.config import load_config, recipe_names
 from dexter.data import Dataset, Split
 from dexter.planning.plan import plan
 from dexter.training import parts, trainer
-from dexter.training.distributed import World, joined
+from dexter.training.distributed import ProcessGroup, joined
 from dexter.training.presets import resolve_presets
 
 QUICK: dict[str, Any] = {
@@ -79,7 +79,9 @@ def widened(build: Any) -> Any:
     return lambda *arguments, **more: build(*arguments, **more).double()
 
 
-def take_steps(world: World, recipe: str, changes: dict[str, Any], data: Dataset, steps: int, double: bool) -> Any:
+def take_steps(
+    processes: ProcessGroup, recipe: str, changes: dict[str, Any], data: Dataset, steps: int, double: bool
+) -> Any:
     """Losses, weights (the first rank has those of all labels), seconds and traffic of some steps."""
     config = resolve_presets(load_config(recipe, changes), data)
     build = widened if double else lambda build: build
@@ -87,18 +89,18 @@ def take_steps(world: World, recipe: str, changes: dict[str, Any], data: Dataset
         mock.patch.object(trainer, "build_encoder", build(trainer.build_encoder)),
         mock.patch.object(parts, "Objective", build(parts.Objective)),
     ):
-        run = trainer.Trainer(config, data, Path(tempfile.gettempdir()), world)
+        run = trainer.Trainer(config, data, Path(tempfile.gettempdir()), processes)
     run._take_step()
-    world.barrier()
-    world.traffic.clear()
+    processes.barrier()
+    processes.traffic.clear()
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     losses = [float(run._take_step()[0].loss) for _ in range(steps)]
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    traffic = {name: record.bytes / steps for name, record in world.traffic.items()}
-    calls = sum(record.calls for record in world.traffic.values()) / steps
+    traffic = {name: record.bytes / steps for name, record in processes.traffic.items()}
+    calls = sum(record.calls for record in processes.traffic.values()) / steps
     weights = {f"encoder.{name}": value.cpu().numpy() for name, value in run.encoder.state_dict().items()}
-    whole = trainer.whole_model(world, run._model(), run.labels, run.places)
+    whole = trainer.whole_model(processes, run._model(), run.labels, run.places)
     if whole is not None:
         weights |= {name: value.numpy() for name, value in whole._head_state().items()}
     return {
@@ -112,7 +114,7 @@ def take_steps(world: World, recipe: str, changes: dict[str, Any], data: Dataset
 
 
 def on_ranks(size: int, *arguments: Any) -> list[Any]:
-    """What `take_steps` gives on each rank of a world of its own; this process starts no threads: it may fork."""
+    """What `take_steps` gives on each rank of a processes of its own; this process starts no threads: it may fork."""
     context = multiprocessing.get_context("fork")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -131,8 +133,8 @@ def _work(rank: int, size: int, port: int, queue: Any, arguments: tuple[Any, ...
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in names.items()} | {"MASTER_ADDR": "127.0.0.1"}
     torch.set_num_threads(1)
-    with joined() as world:
-        queue.put((rank, take_steps(world, *arguments)))
+    with joined() as processes:
+        queue.put((rank, take_steps(processes, *arguments)))
 
 
 def difference(got: Any, wanted: Any) -> tuple[float, float]:

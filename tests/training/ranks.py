@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from dexter.training.distributed import World, joined
+from dexter.training.distributed import ProcessGroup, joined
 
 
 def run_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240.0) -> list[Any]:
     """What `function(world, *arguments)` returned on each rank; the first failure of any is raised here."""
     if num_ranks == 1:
-        return [function(World(), *arguments)]
+        return [function(ProcessGroup(), *arguments)]
     context = multiprocessing.get_context("fork")
     port = free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]

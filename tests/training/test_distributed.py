@@ -100,11 +100,11 @@ def test_every_loss_over_shards_equals_one_process(num_ranks):
 def search_together(world, queries, labels, rows, counts, relevance):
     """Search, mining, clusters and rows of unseen labels, with labels dealt out."""
     ids = np.arange(world.rank, len(labels), world.size)
-    own = {"label_ids": ids, "ranks": world}
+    own = {"label_ids": ids, "processes": world}
     held = torch.from_numpy(ids)
     found = search_shards(queries, labels[held], 6, exclude=relevance[:, ids], **own)
     mined = mine_hard_negatives(queries, labels[held], relevance[:, ids], num_negatives=7, margin=0.1, **own)
-    leaves = balanced_clusters(queries.numpy(), 4, seed=1, ranks=world)
+    leaves = balanced_clusters(queries.numpy(), 4, seed=1, processes=world)
     filled, unseen = torch.zeros_like(rows), rows[held][counts[ids] == 0].flip(1)
     filled[held] = fill_unseen_rows(
         rows[held], counts[ids], texts_UC=unseen, label_vectors_LD=labels[held], num_neighbours=3, processes=world

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from dexter.batches.holding import Holding
 from dexter.config import load_config, recipe_names
 from dexter.data import Dataset
 from dexter.errors import ModelError
 from dexter.evaluation import evaluate
 from dexter.predict.predictor import Predictor
+from dexter.processes import LabelShard
 from dexter.training import parts, train
 from dexter.training import trainer as module
 from dexter.training.checkpoint import load_checkpoint
@@ -129,11 +129,11 @@ def test_a_rank_without_labels_and_without_queries(tmp_path):
 
 def test_labels_are_dealt_out_by_text():
     places = np.array([0, 1, 0, 2, 3, 1, 4])
-    holdings = [Holding.of(places, rank=rank, size=3) for rank in range(3)]
-    assert [holding.labels.tolist() for holding in holdings] == [[0, 2, 4], [1, 5, 6], [3]]
-    assert [holding.texts.tolist() for holding in holdings] == [[0, 3], [1, 4], [2]]
-    assert holdings[1].places.tolist() == [0, 0, 1]
-    assert Holding.of(places[:2], rank=2, size=3).labels.tolist() == []
+    shards = [LabelShard.of(places, rank=rank, size=3) for rank in range(3)]
+    assert [shard.labels.tolist() for shard in shards] == [[0, 2, 4], [1, 5, 6], [3]]
+    assert [shard.texts.tolist() for shard in shards] == [[0, 3], [1, 4], [2]]
+    assert shards[1].text_of_label.tolist() == [0, 0, 1]
+    assert LabelShard.of(places[:2], rank=2, size=3).labels.tolist() == []
 
 
 def dropped(world, dataset, folder):
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
 
 
 def validated(world, dataset, predictor, folder):
-    report = evaluate(predictor, dataset, ks=(1, 3, 5), num_resamples=10, world=world)
+    report = evaluate(predictor, dataset, ks=(1, 3, 5), num_resamples=10, processes=world)
     run = train(dataset, recipe="unidec", out=folder / str(world.size), overrides=settings("unidec"))
     return report.metrics, run.best, sorted(path.name for path in (run.path / "model" / "dexter").iterdir())
 

@@ -16,7 +16,7 @@ from itertools import islice, product
 import numpy as np
 
 from dexter.errors import UsageError
-from dexter.processes import OneProcess, Ranks
+from dexter.processes import Processes, SingleProcess
 
 CENTROID_POINTS = 1024
 """Centroids of larger nodes are learned from this many of their points; the split itself uses all."""
@@ -25,7 +25,7 @@ BLOCK_BYTES = 4 * 2**20
 
 
 def balanced_clusters(
-    vectors_ND: np.ndarray, leaf_size: int, *, seed: int, iterations: int = 10, ranks: Ranks | None = None
+    vectors_ND: np.ndarray, leaf_size: int, *, seed: int, iterations: int = 10, processes: Processes | None = None
 ) -> list[np.ndarray]:
     """Split points in clusters of at most `leaf_size`, equal in size within one, by recursive balanced 2-means.
 
@@ -38,7 +38,7 @@ def balanced_clusters(
         leaf_size: most points in a cluster.
         seed: of the points the centroids start from.
         iterations: most refinements of the two centroids of a node; it stops when no point changes sides.
-        ranks: those that have the same vectors and share the work; the result is that of one, bit for bit.
+        processes: those that have the same vectors and share the work; the result is that of one, bit for bit.
 
     Returns:
         Row numbers of each cluster, ascending.
@@ -49,11 +49,11 @@ def balanced_clusters(
     if leaf_size < 1:
         raise UsageError(f"clusters of at most {leaf_size} points were asked for: expected 1 or more")
     rng = np.random.default_rng(seed)
-    ranks = ranks or OneProcess()
+    processes = processes or SingleProcess()
     members_MS = np.arange(len(vectors_ND)).reshape(1, -1)
     for _ in range(_depth(len(vectors_ND), leaf_size)):
-        directions_MD = _learn_directions(vectors_ND, members_MS, iterations, rng, ranks)
-        members_MS = _halve(members_MS, _project(vectors_ND, members_MS, directions_MD, ranks))
+        directions_MD = _learn_directions(vectors_ND, members_MS, iterations, rng, processes)
+        members_MS = _halve(members_MS, _project(vectors_ND, members_MS, directions_MD, processes))
     return [members[members >= 0] for members in members_MS if members.size and members[-1] >= 0]
 
 
@@ -63,9 +63,9 @@ def _depth(num_points: int, leaf_size: int) -> int:
 
 
 def _learn_directions(
-    vectors_ND: np.ndarray, members_MS: np.ndarray, iterations: int, rng: np.random.Generator, ranks: Ranks
+    vectors_ND: np.ndarray, members_MS: np.ndarray, iterations: int, rng: np.random.Generator, processes: Processes
 ) -> np.ndarray:
-    """For each node, the difference of its two centroids. Ranks take turns with the blocks."""
+    """For each node, the difference of its two centroids. Processes take turns with the blocks."""
     num_nodes, size = members_MS.shape
     num_points = min(size, CENTROID_POINTS)
     directions_MD = np.zeros((num_nodes, vectors_ND.shape[1]), dtype=np.float32)
@@ -73,9 +73,9 @@ def _learn_directions(
     for number, start in enumerate(range(0, num_nodes, block)):
         nodes_MS = members_MS[start : start + block]
         chosen_MP = _choose_points(nodes_MS, num_points, rng)
-        if number % ranks.size == ranks.rank:
+        if number % processes.size == processes.rank:
             directions_MD[start : start + block] = _two_means(vectors_ND[chosen_MP], iterations)
-    return _put_together(directions_MD, ranks)
+    return _put_together(directions_MD, processes)
 
 
 def _choose_points(members_MS: np.ndarray, num_points: int, rng: np.random.Generator) -> np.ndarray:
@@ -114,30 +114,32 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny))
 
 
-def _project(vectors_ND: np.ndarray, members_MS: np.ndarray, directions_MD: np.ndarray, ranks: Ranks) -> np.ndarray:
-    """The product of each point with the direction of its node; minus infinity in gaps. Ranks take turns."""
+def _project(
+    vectors_ND: np.ndarray, members_MS: np.ndarray, directions_MD: np.ndarray, processes: Processes
+) -> np.ndarray:
+    """The product of each point with the direction of its node; minus infinity in gaps. Processes take turns."""
     num_nodes, size = members_MS.shape
     products_MS = np.zeros(members_MS.shape, dtype=np.float32)
     # Blocks of whole nodes, or of a part of one node where a node is large.
     nodes = max(1, BLOCK_BYTES // (size * vectors_ND.shape[1] * vectors_ND.itemsize))
     points = max(1, BLOCK_BYTES // (vectors_ND.shape[1] * vectors_ND.itemsize))
     starts = product(range(0, num_nodes, nodes), range(0, size, points))
-    for node, point in islice(starts, ranks.rank, None, ranks.size):
+    for node, point in islice(starts, processes.rank, None, processes.size):
         block = np.s_[node : node + nodes, point : point + points]
         gathered = vectors_ND[members_MS[block]]
         products_MS[block] = np.matmul(gathered, directions_MD[node : node + nodes, :, None])[:, :, 0]
-    products_MS = _put_together(products_MS, ranks)
+    products_MS = _put_together(products_MS, processes)
     products_MS[members_MS < 0] = -np.inf
     return products_MS
 
 
-def _put_together(values: np.ndarray, ranks: Ranks) -> np.ndarray:
+def _put_together(values: np.ndarray, processes: Processes) -> np.ndarray:
     """Blocks of all ranks; each is zero on all but one, so that their sum is exact."""
-    if ranks.size == 1:
+    if processes.size == 1:
         return values
     import torch
 
-    summed: np.ndarray = ranks.sum(torch.from_numpy(values)).numpy()
+    summed: np.ndarray = processes.sum(torch.from_numpy(values)).numpy()
     return summed
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dexter.index import Index
-    from dexter.processes import Ranks
+    from dexter.processes import Processes
 
 log = logging.getLogger("dexter")
 PAIRS_AT_ONCE = 16_384
@@ -37,7 +37,7 @@ def mine_hard_negatives(
     memory_budget: int = 256 * 2**20,
     progress: bool = False,
     label_ids: np.ndarray | None = None,
-    ranks: Ranks | None = None,
+    processes: Processes | None = None,
 ) -> np.ndarray:
     """The highest scoring labels of each query that are not relevant to it.
 
@@ -56,7 +56,7 @@ def mine_hard_negatives(
         memory_budget: bytes for the scores that exact search holds at a time.
         progress: show a progress bar of exact search.
         label_ids: where several ranks hold the labels, the ids of those held here; vectors and relevance are theirs.
-        ranks: who holds the other labels.
+        processes: who holds the other labels.
 
     Returns:
         int32, queries x num_negatives, best first; -1 where there are fewer.
@@ -68,10 +68,10 @@ def mine_hard_negatives(
     ceiling = None
     if margin is not None:
         best = torch.from_numpy(best_positive_scores(queries_ND, labels_LD, relevance))
-        best = best if ranks is None else ranks.max(best)
+        best = best if processes is None else processes.max(best)
         ceiling = best.numpy() + np.float32(margin)
         ceiling[np.isneginf(ceiling)] = np.inf
-    alone = ranks is None or ranks.size == 1
+    alone = processes is None or processes.size == 1
     many = alone and 0 < approximate_above < len(labels_LD)
     index = _approximate_index(queries_ND, labels_LD) if many else None
     if index is not None:
@@ -81,7 +81,7 @@ def mine_hard_negatives(
         torch.as_tensor(labels_LD),
         num_negatives,
         label_ids=label_ids,
-        ranks=ranks,
+        processes=processes,
         memory_budget=memory_budget,
         exclude=relevance,
         ceiling=ceiling,

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
+import torch
 from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
 from dexter.positives import Positives
+from dexter.processes import LabelShard
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +166,26 @@ def without_pairs(pool: Pool, unwanted: csr_matrix, rows: np.ndarray) -> Pool:
         both = [(more.rows, pool.ignore.rows), (more.columns, pool.ignore.columns)]
         more = Positives(*(np.concatenate([part.numpy() for part in parts]) for parts in both))
     return replace(pool, ignore=more)
+
+
+def restrict(pool: Pool, shard: LabelShard) -> Pool:
+    """The part of a pool that one process holds: labels as numbers within its shard; `num_labels` stays that of all."""
+    if shard.is_all:
+        return pool
+    if pool.labels is None:
+        columns, labels = shard.numbers, None
+    else:
+        found = shard.numbers[pool.labels]
+        columns = np.where(found >= 0, np.cumsum(found >= 0) - 1, -1)
+        labels = found[found >= 0]
+    kept = torch.from_numpy(columns)
+    return replace(
+        pool,
+        labels=labels,
+        positives=pool.positives.within(kept),
+        ignore=None if pool.ignore is None else pool.ignore.within(kept),
+        log_inclusion=None if pool.log_inclusion is None else pool.log_inclusion[columns >= 0],
+    )
 
 
 def log_inclusion_probability(

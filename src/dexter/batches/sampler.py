@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.batches.clusters import balanced_clusters
-from dexter.batches.holding import Holding
 from dexter.batches.mining import draw_hard_negatives, mine_hard_negatives
 from dexter.batches.order import clustered, curriculum_cluster_size, shuffled
 from dexter.batches.pool import (
@@ -30,7 +29,7 @@ from dexter.batches.pool import (
 from dexter.batches.stopwatch import Stopwatch
 from dexter.config import BatchConfig
 from dexter.data import Split
-from dexter.processes import Ranks
+from dexter.processes import LabelShard, Processes
 
 
 class Sampler:
@@ -69,8 +68,8 @@ class Sampler:
         queries_ND: Tensor,
         labels_LD: Tensor,
         *,
-        holding: Holding | None = None,
-        ranks: Ranks | None = None,
+        shard: LabelShard | None = None,
+        processes: Processes | None = None,
         watch: Stopwatch | None = None,
     ) -> None:
         """Cluster the queries and mine hard negatives with the vectors of the model as it is now.
@@ -81,10 +80,10 @@ class Sampler:
         epoch = step // self.steps_per_epoch
         if self.config.order == "clustered":
             with watch("cluster"):
-                self._leaf_of_query = self._cluster(queries_ND, epoch, ranks)
+                self._leaf_of_query = self._cluster(queries_ND, epoch, processes)
         if self.config.hard_negatives:
             with watch("mine"):
-                self._shortlist = self._mine(queries_ND, labels_LD, holding, ranks)
+                self._shortlist = self._mine(queries_ND, labels_LD, shard, processes)
         self._refreshed_at = epoch
         self._batches = (-1, [])
 
@@ -157,28 +156,30 @@ class Sampler:
         leaves = np.split(by_leaf, np.cumsum(np.bincount(self._leaf_of_query))[:-1])
         return clustered(leaves, self.steps_per_epoch, seed=self.seed, epoch=epoch)
 
-    def _cluster(self, queries_ND: Tensor, epoch: int, ranks: Ranks | None) -> NDArray[np.int64]:
+    def _cluster(self, queries_ND: Tensor, epoch: int, processes: Processes | None) -> NDArray[np.int64]:
         """The number of each query's cluster."""
-        leaves = balanced_clusters(queries_ND.cpu().numpy(), self._cluster_size(epoch), seed=self.seed, ranks=ranks)
+        leaves = balanced_clusters(
+            queries_ND.cpu().numpy(), self._cluster_size(epoch), seed=self.seed, processes=processes
+        )
         leaf_of_query = np.empty(self.num_queries, dtype=np.int64)
         for number, leaf in enumerate(leaves):
             leaf_of_query[leaf] = number
         return leaf_of_query
 
     def _mine(
-        self, queries_ND: Tensor, labels_LD: Tensor, holding: Holding | None, ranks: Ranks | None
+        self, queries_ND: Tensor, labels_LD: Tensor, shard: LabelShard | None, processes: Processes | None
     ) -> NDArray[np.int32]:
         """The shortlist of each query; filtered pairs are no negatives."""
         unwanted = self.relevance if self.filtered is None else self.relevance + self.filtered
         return mine_hard_negatives(
             queries_ND,
             labels_LD,
-            unwanted if holding is None else holding.columns(unwanted),
+            unwanted if shard is None else shard.columns(unwanted),
             num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
             margin=self.config.suspect_margin or None,
             approximate_above=self.config.approximate_above,
-            label_ids=None if holding is None else holding.labels,
-            ranks=ranks,
+            label_ids=None if shard is None else shard.labels,
+            processes=processes,
         )
 
     def _cluster_size(self, epoch: int) -> int:

@@ -23,7 +23,7 @@ from dexter.metrics import overfetch, remove_filtered
 from dexter.metrics.hits import member_mask
 from dexter.predict.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
 from dexter.predict.predictor import Predictor, Runtime
-from dexter.training.distributed import World, joined
+from dexter.training.distributed import ProcessGroup, joined
 from dexter.types import HeadName, TopK
 
 log = logging.getLogger("dexter")
@@ -75,7 +75,7 @@ def evaluate(
     propensity: tuple[float, float] = (0.55, 1.5),
     num_resamples: int = 1000,
     seed: int = 0,
-    world: World | None = None,
+    processes: ProcessGroup | None = None,
 ) -> Report:
     """Score a run on a data set's test split; labels are matched by id, so their order may differ.
 
@@ -86,7 +86,7 @@ def evaluate(
         propensity: the constants (a, b) of PSP.
         num_resamples: bootstrap resamples for the intervals; 0 leaves them out.
         seed: of the resampling.
-        world: processes that do it together: each ranks the labels of its part of the queries, and all have the report.
+        processes: each ranks the labels of its part of the queries, and all return the whole report.
     """
     from dexter.data.formats import load_dataset
 
@@ -94,7 +94,7 @@ def evaluate(
     predictor = run if isinstance(run, Predictor) else Predictor.load(run)
     split = test_split(dataset)
     ks = _cut_offs(ks, dataset)
-    found = predict_split(predictor, split, max(*ks, FITTED_PLACES), world=world)
+    found = predict_split(predictor, split, max(*ks, FITTED_PLACES), processes=processes)
     columns_NK = as_columns(predictor, dataset, found.ids)
     report = score_report(
         columns_NK, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=num_resamples, seed=seed
@@ -119,8 +119,8 @@ def evaluate_run(
     started = time.monotonic()
     predictor = Predictor.load(run, head=head, neighbours=neighbours, dial=dial, index=index, runtime=runtime)
     exported = predictor.model.query_encoder
-    with joined() as world:
-        report = evaluate(predictor, dataset, ks=ks, propensity=propensity, world=world)
+    with joined() as processes:
+        report = evaluate(predictor, dataset, ks=ks, propensity=propensity, processes=processes)
     described = make_record(
         report,
         dataset,
@@ -138,7 +138,7 @@ def evaluate_run(
         wall_seconds=time.monotonic() - started,
     )
     path = record or run / "results" / f"{dataset.name}-test-{predictor.head}.json"
-    if world.is_first:
+    if processes.is_first:
         write_record(path, described)
         write_misses(path.with_suffix(".misses.jsonl"), _misses(predictor, dataset))
         log.info("result record: %s", path)
@@ -195,16 +195,16 @@ def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int
     return as_columns(predictor, dataset, predict_split(predictor, split, k).ids)
 
 
-def predict_split(predictor: Predictor, split: Split, k: int, *, world: World | None = None) -> TopK:
+def predict_split(predictor: Predictor, split: Split, k: int, *, processes: ProcessGroup | None = None) -> TopK:
     """The best labels of a split's queries, as the predictor's positions; each process of several ranks its part.
 
     Where the split has filter pairs there are so many places more than k that k are left when they are removed.
     """
-    world = world or World()
-    found = predictor.top(split.texts[world.part(len(split))], k + overfetch(split.filtered))
-    if world.size == 1:
+    processes = processes or ProcessGroup()
+    found = predictor.top(split.texts[processes.part(len(split))], k + overfetch(split.filtered))
+    if processes.size == 1:
         return found
-    ids, scores = (world.concatenate(torch.from_numpy(values)).numpy() for values in (found.ids, found.scores))
+    ids, scores = (processes.concatenate(torch.from_numpy(values)).numpy() for values in (found.ids, found.scores))
     return TopK(ids, scores)
 
 

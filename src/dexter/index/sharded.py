@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dexter.index.exact import search
-from dexter.processes import OneProcess, Ranks, stack
+from dexter.processes import Processes, SingleProcess, stack
 from dexter.types import TopK
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def search_shards(
     k: int,
     *,
     label_ids: np.ndarray | None = None,
-    ranks: Ranks | None = None,
+    processes: Processes | None = None,
     exclude: csr_matrix | None = None,
     **settings: Any,
 ) -> TopK:
@@ -40,26 +40,26 @@ def search_shards(
         labels_LD: the labels that this rank holds, perhaps none.
         k: labels per query.
         label_ids: the ids of the held labels among those of all ranks, ascending; their numbers if left out.
-        ranks: who holds the others; nobody if left out.
+        processes: who holds the others; nobody if left out.
         exclude: queries x held labels; pairs that are never returned.
         settings: what else `dexter.index.search` takes.
     """
-    ranks = ranks or OneProcess()
-    if ranks.size == 1:
+    processes = processes or SingleProcess()
+    if processes.size == 1:
         return search(queries_ND, labels_LD, k, exclude=exclude, **settings)
     found = search(queries_ND, labels_LD, k, exclude=exclude, **settings)
     assert label_ids is not None
     ids_NK = np.append(label_ids, -1)[found.ids]
     parts = [
-        _merged(ranks, ids_NK[start : start + ROWS_AT_ONCE], found.scores[start : start + ROWS_AT_ONCE], k)
+        _merged(processes, ids_NK[start : start + ROWS_AT_ONCE], found.scores[start : start + ROWS_AT_ONCE], k)
         for start in range(0, max(len(ids_NK), 1), ROWS_AT_ONCE)
     ]
     return TopK(np.concatenate([part.ids for part in parts]), np.concatenate([part.scores for part in parts]))
 
 
-def _merged(ranks: Ranks, ids_NK: np.ndarray, scores_NK: np.ndarray, k: int) -> TopK:
+def _merged(processes: Processes, ids_NK: np.ndarray, scores_NK: np.ndarray, k: int) -> TopK:
     ids, scores = (
-        stack(ranks, torch.from_numpy(np.ascontiguousarray(values))).transpose(0, 1).flatten(1).numpy()
+        stack(processes, torch.from_numpy(np.ascontiguousarray(values))).transpose(0, 1).flatten(1).numpy()
         for values in (ids_NK, scores_NK)
     )
     order = np.lexsort((ids, -scores), axis=1)[:, :k]

@@ -11,12 +11,12 @@ from dexter.losses.settings import Saving, Shard, Streaming
 from dexter.losses.softmax import softmax
 from dexter.losses.topk import soft_topk
 from dexter.losses.triplet import triplet
-from dexter.processes import OneProcess
+from dexter.processes import SingleProcess
 
 __all__ = [
-    "OneProcess",
     "Saving",
     "Shard",
+    "SingleProcess",
     "Streaming",
     "ValueAndGradients",
     "bce",

@@ -13,7 +13,7 @@ from dexter.losses.settings import Streaming
 from dexter.losses.softmax import Reduction, check_reduction, check_temperature, solve_softmax
 from dexter.losses.streaming import Gradients, Problem, working_type
 from dexter.positives import Positives
-from dexter.processes import OneProcess
+from dexter.processes import SingleProcess
 
 
 def psl(
@@ -103,7 +103,7 @@ def _labels_to_queries(
         positives.transpose(),
         gradients.swapped(),
         multiplier=1.0 / temperature,
-        streaming=replace(streaming, shard=OneProcess()),
+        streaming=replace(streaming, shard=SingleProcess()),
         ignore=None if ignore is None else ignore.transpose(),
     )
     problem.averaged_over = int(streaming.shard.sum(torch.tensor(problem.num_rows, device=queries.device)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from dexter.errors import UsageError
-from dexter.processes import OneProcess, Ranks
+from dexter.processes import Processes, SingleProcess
 
 FLOAT_BYTES = 4
 TILE_ELEMENTS = 1 << 19
@@ -25,7 +25,7 @@ FEWEST_ROWS = 64
 MOST_ROWS = 512
 """In chunks mode more rows per block only make the chunks narrower."""
 
-Shard: TypeAlias = Ranks
+Shard: TypeAlias = Processes
 """The ranks that hold the same queries and different labels."""
 
 
@@ -60,7 +60,7 @@ class Streaming:
     """Labels whose largest gradient weight |d loss_i / d s_il| within a block of queries is below this are left out of
     the gradient products. The value is not affected. Each gradient row is off by at most skip_below x the sum of the
     norms of what was left out (divided by the temperature and the number of queries). 0 is exact."""
-    shard: Shard = field(default_factory=OneProcess)
+    shard: Shard = field(default_factory=SingleProcess)
     """The ranks that hold the other labels. Gradients of queries are then this rank's part: the caller sums them."""
     saving: Saving | None = None
     """A record that is added to when `skip_below` is set."""

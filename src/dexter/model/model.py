@@ -32,7 +32,7 @@ from dexter.model.unseen import fill_unseen_rows
 from dexter.predict.dial import frequency_prior, with_element
 from dexter.predict.neighbours import TrainingQueries
 from dexter.predict.scoring import Scoring, read_tuned
-from dexter.processes import OneProcess, Ranks
+from dexter.processes import Processes, SingleProcess
 from dexter.types import HEAD_NAMES, HeadName
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Model:
     """What the encoder made of the label texts."""
     facts: dict[str, Any]
     """What else a reader wants to know: recipe, data set, seed, validation figures."""
-    ranks: Ranks = field(default_factory=OneProcess)
+    processes: Processes = field(default_factory=SingleProcess)
     """While several processes train it: who holds the other labels. This one then has the vectors of its own only."""
     training_queries: TrainingQueries | None = None
     """The training queries, where they are kept."""
@@ -337,12 +337,12 @@ class Model:
         """The classifier's rows, those of labels without training made from their texts and their neighbours."""
         assert self.classifier is not None
         rows_LC, counts = self.classifier.table.rows(), self.labels.counts
-        if self.ranks.size == 1 and (counts > 0).all():
+        if self.processes.size == 1 and (counts > 0).all():
             return rows_LC
         unseen = torch.from_numpy(np.flatnonzero(counts == 0)).to(self.representations_LD.device)
         texts_UC = self.classifier.project(self.representations_LD[unseen])
         return fill_unseen_rows(
-            rows_LC, counts, texts_UC=texts_UC, label_vectors_LD=self.meanings(), processes=self.ranks
+            rows_LC, counts, texts_UC=texts_UC, label_vectors_LD=self.meanings(), processes=self.processes
         )
 
     def _head_state(self) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dexter.errors import UsageError
 from dexter.index.sharded import search_shards
-from dexter.processes import OneProcess, Ranks
+from dexter.processes import Processes, SingleProcess
 
 
 @torch.no_grad()
@@ -25,7 +25,7 @@ def fill_unseen_rows(
     texts_UC: Tensor,
     label_vectors_LD: Tensor,
     num_neighbours: int = 10,
-    processes: Ranks | None = None,
+    processes: Processes | None = None,
 ) -> Tensor:
     """Return the classifier rows of all labels with those of unseen labels filled in: [L, C].
 
@@ -49,7 +49,7 @@ def fill_unseen_rows(
     seen_L = torch.from_numpy(np.asarray(counts_L) > 0).to(label_vectors_LD.device)
     filled_LC = rows_LC.to(label_vectors_LD).masked_fill(~seen_L[:, None], 0.0)
     vectors_LD = functional.normalize(label_vectors_LD, dim=1)
-    means_UC = _neighbour_means(vectors_LD, filled_LC, seen_L, num_neighbours, processes or OneProcess())
+    means_UC = _neighbour_means(vectors_LD, filled_LC, seen_L, num_neighbours, processes or SingleProcess())
     if means_UC is not None:
         directions_UC, lengths_U1 = means_UC[:, :-1], means_UC[:, -1:]
         directions_UC = functional.normalize(directions_UC, dim=1) + functional.normalize(texts_UC, dim=1)
@@ -58,7 +58,7 @@ def fill_unseen_rows(
 
 
 def _neighbour_means(
-    vectors_LD: Tensor, rows_LC: Tensor, seen_L: Tensor, num_neighbours: int, processes: Ranks
+    vectors_LD: Tensor, rows_LC: Tensor, seen_L: Tensor, num_neighbours: int, processes: Processes
 ) -> Tensor | None:
     """Mean direction and, as the last column, mean length of the rows of each unseen label's nearest seen labels.
 
@@ -76,7 +76,7 @@ def _neighbour_means(
         vectors_LD[seen_L],
         num_neighbours,
         label_ids=np.arange(first, first + num_seen),
-        ranks=processes,
+        processes=processes,
     )
     nearest_VK = found.ids - first
     held_VK = (nearest_VK >= 0) & (nearest_VK < num_seen)

@@ -51,7 +51,7 @@ class Plan:
     changes: tuple[Change, ...] | None
     """Settings that make it fit; empty where it does, None where none do."""
     ranks_needed: int | None
-    """Ranks on which it would fit."""
+    """Processes on which it would fit."""
 
     @property
     def num_steps(self) -> int:

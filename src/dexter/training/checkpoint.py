@@ -29,7 +29,7 @@ from torch import Tensor
 
 from dexter.errors import ModelError
 from dexter.files import atomic_folder, flush, remove_leftovers, temporary_beside, verify_manifest, write_json
-from dexter.training.distributed import World
+from dexter.training.distributed import ProcessGroup
 
 _PREFIX = "step-"
 _KEPT = 2
@@ -63,60 +63,60 @@ class Checkpoint:
     """What each rank has of its own, such as a random state; empty when loaded by another number of ranks."""
 
 
-def save_checkpoint(folder: Path, checkpoint: Checkpoint, world: World | None = None) -> Path:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, processes: ProcessGroup | None = None) -> Path:
     """Publish a checkpoint below `folder`, of which every rank writes its part, and drop all but the newest two."""
     from safetensors.torch import save_file
 
-    world = world or World()
+    processes = processes or ProcessGroup()
     target = folder / f"{_PREFIX}{checkpoint.step:09d}"
-    with _shared_folder(target, world) as temporary:
-        own = temporary / _rank_file(world.rank, world.size)
+    with _shared_folder(target, processes) as temporary:
+        own = temporary / _rank_file(processes.rank, processes.size)
         save_file(_rank_tensors(checkpoint), own)
-        if world.is_first:
+        if processes.is_first:
             save_file(_on_cpu(checkpoint.tensors), temporary / _SHARED)
-            write_json(temporary / _VALUES, {"step": checkpoint.step, "ranks": world.size, **checkpoint.values})
+            write_json(temporary / _VALUES, {"step": checkpoint.step, "ranks": processes.size, **checkpoint.values})
         elif own.exists():
             flush(own)
-    if world.is_first:
+    if processes.is_first:
         for old in _newest_first(folder)[_KEPT:]:
             shutil.rmtree(old)
     return target
 
 
 def load_checkpoint(
-    folder: Path, *, held: Mapping[str, NDArray[np.int64]] | None = None, world: World | None = None
+    folder: Path, *, held: Mapping[str, NDArray[np.int64]] | None = None, processes: ProcessGroup | None = None
 ) -> Checkpoint | None:
     """The newest checkpoint that is whole; None when there is none at all.
 
     Args:
         folder: where checkpoints are.
         held: by kind of row, the ids of those that this rank wants; all of them if left out.
-        world: the ranks that load it together; the first verifies it and decides which it is.
+        processes: the ranks that load it together; the first verifies it and decides which it is.
 
     Raises `ModelError` when there are checkpoints and every one is damaged.
     """
-    world = world or World()
-    path = _newest_whole(folder) if world.is_first else None
-    step = int(world.broadcast(torch.tensor([-1 if path is None else int(path.name.removeprefix(_PREFIX))])))
-    return None if step < 0 else _read(folder / f"{_PREFIX}{step:09d}", held or {}, world)
+    processes = processes or ProcessGroup()
+    path = _newest_whole(folder) if processes.is_first else None
+    step = int(processes.broadcast(torch.tensor([-1 if path is None else int(path.name.removeprefix(_PREFIX))])))
+    return None if step < 0 else _read(folder / f"{_PREFIX}{step:09d}", held or {}, processes)
 
 
 @contextmanager
-def _shared_folder(target: Path, world: World) -> Iterator[Path]:
+def _shared_folder(target: Path, processes: ProcessGroup) -> Iterator[Path]:
     """A folder that every rank writes into, published by the first when all have done so."""
-    if not world.is_first:
-        process = int(world.broadcast(torch.zeros(1, dtype=torch.int64)))
+    if not processes.is_first:
+        process = int(processes.broadcast(torch.zeros(1, dtype=torch.int64)))
         temporary = temporary_beside(target, process=process)
         temporary.mkdir(parents=True, exist_ok=True)
         yield temporary
-        world.barrier("checkpoint")
+        processes.barrier("checkpoint")
     else:
         with atomic_folder(target, replace=True) as temporary:
-            world.broadcast(torch.tensor([os.getpid()]))
+            processes.broadcast(torch.tensor([os.getpid()]))
             yield temporary
-            world.barrier("checkpoint")
+            processes.barrier("checkpoint")
     # Nobody goes on before it is published: the next checkpoint drops older ones.
-    world.barrier("published")
+    processes.barrier("published")
 
 
 def _newest_whole(folder: Path) -> Path | None:
@@ -145,16 +145,16 @@ def _read_values(path: Path) -> dict[str, Any]:
     return values
 
 
-def _read(path: Path, held: Mapping[str, NDArray[np.int64]], world: World) -> Checkpoint:
+def _read(path: Path, held: Mapping[str, NDArray[np.int64]], processes: ProcessGroup) -> Checkpoint:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     values = _read_values(path)
-    step, num_ranks = int(values.pop("step")), int(values.pop("ranks"))
+    step, num_processes = int(values.pop("step")), int(values.pop("ranks"))
     try:
         tensors = load_file(path / _SHARED)
-        files = [path / _rank_file(rank, num_ranks) for rank in range(num_ranks)]
-        own = _read_own(files[world.rank]) if num_ranks == world.size else {}
+        files = [path / _rank_file(rank, num_processes) for rank in range(num_processes)]
+        own = _read_own(files[processes.rank]) if num_processes == processes.size else {}
         return Checkpoint(step, {**tensors, **_read_rows(files, held)}, values, own=own)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"{path}: not a checkpoint of this version ({error})") from None

@@ -1,7 +1,7 @@
-"""The world of a run: one process alone, or several that `torchrun` started. The only importer of torch.distributed.
+"""The processes of a run: one alone, or several that `torchrun` started. The only importer of torch.distributed.
 
-A `World` is what the trainer and, as `dexter.processes.Ranks`, the pure parts see of the other processes: a handful of
-meetings (collectives). Alone, every meeting gives back what was brought, so that there is one code path and one process
+A `ProcessGroup` is what the trainer and, as `dexter.processes.Processes`, the pure parts see of the other processes: a
+handful of collectives. Alone, every meeting gives back what was brought, so that there is one code path and one process
 needs no launcher. Tensors on a CPU travel by gloo, those on CUDA devices by NCCL.
 
 Shapes: N rows of all ranks, n of this one.
@@ -47,8 +47,8 @@ class Traffic:
     that are concatenated."""
 
 
-class World:
-    """This process and the others; see `dexter.processes.Ranks` for the meetings that the pure parts use."""
+class ProcessGroup:
+    """This process and the others; see `dexter.processes.Processes` for the meetings that the pure parts use."""
 
     def __init__(self, launch: Launch | None = None, heartbeat: Heartbeat | None = None) -> None:
         self.launch = launch or Launch()
@@ -190,29 +190,29 @@ class _JoinedRows(torch.autograd.Function):
     """Rows of all ranks; backward, the sum of what every rank has to say about this rank's rows."""
 
     @staticmethod
-    def forward(ctx: Any, values_nD: Tensor, world: World, num_rows: int) -> Tensor:
-        ctx.world, ctx.part = world, world.part(num_rows)
-        return world._concatenated(values_nD, np.diff(world.bounds(num_rows)).tolist(), "queries")
+    def forward(ctx: Any, values_nD: Tensor, processes: ProcessGroup, num_rows: int) -> Tensor:
+        ctx.processes, ctx.part = processes, processes.part(num_rows)
+        return processes._concatenated(values_nD, np.diff(processes.bounds(num_rows)).tolist(), "queries")
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        summed_ND = ctx.world.sum_in_place(outer[0].contiguous().clone(), purpose="query gradients")
+        summed_ND = ctx.processes.sum_in_place(outer[0].contiguous().clone(), purpose="query gradients")
         return summed_ND[ctx.part], None, None
 
 
 @contextmanager
-def joined() -> Iterator[World]:
-    """The world that the environment speaks of; a process group is made where there is none, and left at the end.
+def joined() -> Iterator[ProcessGroup]:
+    """The processes that the environment speaks of; a process group is made where there is none, and left at the end.
 
     After an error it is not left: the others wait in some meeting, and learn of it when this process is gone.
     """
     launch = read_launch()
     if launch.size == 1:
-        yield World(launch)
+        yield ProcessGroup(launch)
         return
-    world = World(launch, None if dist.is_initialized() else _start(launch))
-    yield world
-    world.leave()
+    processes = ProcessGroup(launch, None if dist.is_initialized() else _start(launch))
+    yield processes
+    processes.leave()
 
 
 def _start(launch: Launch) -> Heartbeat:

@@ -33,7 +33,7 @@ class Side:
     """How to cut the rows to be replayed; None where encoding is random: a micro-batch is then replayed whole."""
     empty: Tensor | None = None
     """Representations of no rows, for a side that may be without any."""
-    over_ranks: Callable[[Tensor], Tensor] | None = None
+    over_processes: Callable[[Tensor], Tensor] | None = None
     """Where ranks have different rows: the largest of a number among them, which `backward_share` is a share of."""
 
 
@@ -135,8 +135,8 @@ def _replays(side: Side, cached: _Cached, keep: NDArray[np.bool_]) -> Iterator[t
 def _rows_to_replay(gradient: Tensor, side: Side) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
     largest = norms.max() if len(norms) else norms.new_zeros(())
-    if side.backward_share and side.over_ranks is not None:
-        largest = side.over_ranks(largest)
+    if side.backward_share and side.over_processes is not None:
+        largest = side.over_processes(largest)
     return norms >= side.backward_share * largest
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.processes import OneProcess, Ranks
+from dexter.processes import Processes, SingleProcess
 
 _HARD_SHARE = 0.01
 """A label is kept fresh while its gradient norm is at least this share of the largest."""
@@ -46,17 +46,17 @@ def spread(texts_UD: Tensor, places: NDArray[np.int64]) -> Tensor:
 class LabelSide:
     """Chooses the texts to encode in a step, and puts the labels' representations together."""
 
-    def __init__(self, places: NDArray[np.int64], *, refresh: int = 1, ranks: Ranks | None = None) -> None:
+    def __init__(self, places: NDArray[np.int64], *, refresh: int = 1, processes: Processes | None = None) -> None:
         """Labels by the place of their text.
 
         Args:
             places: for every label (of this rank), the place of its text among the distinct ones (of this rank).
             refresh: steps until a representation is made anew.
-            ranks: those that hold the other labels; texts are dealt out among them (`dexter.batches.holding`).
+            processes: those that hold the other labels; texts are dealt out among them (`dexter.batches.shard`).
         """
         self.places = places
         self.refresh = refresh
-        self._ranks = ranks or OneProcess()
+        self._processes = processes or SingleProcess()
         self._num_texts = int(places.max(initial=-1)) + 1
         self._old: Tensor | None = None
         self._hard = np.zeros(self._num_texts, dtype=bool)
@@ -69,7 +69,7 @@ class LabelSide:
         if self.refresh > 1 and labels is None:
             if self._old is None:
                 return np.arange(self._num_texts)
-            numbers = np.arange(self._num_texts) * self._ranks.size + self._ranks.rank
+            numbers = np.arange(self._num_texts) * self._processes.size + self._processes.rank
             due = numbers % self.refresh == step % self.refresh
             due |= self._hard
             due[self.places[needed]] = True
@@ -93,7 +93,7 @@ class LabelSide:
         """After the backward pass: remember which labels mattered."""
         if self._mixed is not None and self._mixed.grad is not None:
             norms = self._mixed.grad.norm(dim=1)
-            largest = self._ranks.max(norms.max() if len(norms) else norms.new_zeros(()))
+            largest = self._processes.max(norms.max() if len(norms) else norms.new_zeros(()))
             self._hard = (norms >= _HARD_SHARE * largest).cpu().numpy()
         self._mixed = None
 

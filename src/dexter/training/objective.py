@@ -14,7 +14,7 @@ from dexter import losses
 from dexter.batches.pool import Pool
 from dexter.config import HeadConfig, LossConfig
 from dexter.encoders.heads import ClassifierHead, DualHead
-from dexter.training.distributed import World
+from dexter.training.distributed import ProcessGroup
 
 _MEGABYTE = 2**20
 
@@ -33,10 +33,10 @@ class Objective(nn.Module):
         head: HeadConfig,
         *,
         num_labels: int,
-        world: World | None = None,
+        processes: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.world = world or World()
+        self.processes = processes or ProcessGroup()
         self.dual = dual
         self.classifier = classifier
         self.config = loss
@@ -46,7 +46,7 @@ class Objective(nn.Module):
             memory_budget=loss.memory_megabytes * _MEGABYTE,
             skip_below=loss.skip_below,
             saving=self.saving,
-            shard=self.world,
+            shard=self.processes,
         )
         if loss.name == "bce" and loss.learn_scale:
             self.scale = nn.Parameter(torch.tensor(1.0))
@@ -75,12 +75,12 @@ class Objective(nn.Module):
         if labels_MD is not None and self.needs_label_texts:
             labels_M = _tensor(pool.labels, queries_BD)
             vectors_MD = self.dual.labels(labels_MD, labels_M)
-            vectors_BD = self.world.joined_rows(self.dual.queries(queries_BD), num_queries)
+            vectors_BD = self.processes.joined_rows(self.dual.queries(queries_BD), num_queries)
             total = total + self.encoder_weight * self._loss(vectors_BD, vectors_MD, pool)
         if self.classifier is not None and self.encoder_weight < 1.0:
             pool = classifier_pool or pool
             rows_MD = self.classifier.labels(_tensor(pool.labels, queries_BD))
-            vectors_BC = self.world.joined_rows(self.classifier.queries(queries_BD), num_queries)
+            vectors_BC = self.processes.joined_rows(self.classifier.queries(queries_BD), num_queries)
             loss = self._loss(vectors_BC, rows_MD, pool)
             total = total + (1.0 - self.encoder_weight) * loss
         return total

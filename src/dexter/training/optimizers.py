@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dexter.processes import OneProcess, Ranks
+from dexter.processes import Processes, SingleProcess
 from dexter.training.rows import RowOptimizer
 
 _BETAS = (0.9, 0.99)
@@ -36,10 +36,10 @@ class Optimizers:
     """The optimisers of a run, stepped together under one schedule."""
 
     def __init__(
-        self, parts: Sequence[Part], *, num_steps: int, warmup: float, seed: int = 0, ranks: Ranks | None = None
+        self, parts: Sequence[Part], *, num_steps: int, warmup: float, seed: int = 0, processes: Processes | None = None
     ) -> None:
         self.parts = parts
-        self._ranks = ranks or OneProcess()
+        self._processes = processes or SingleProcess()
         self.num_steps = num_steps
         self.num_warmup = max(1, round(warmup * num_steps))
         dense = [group for part in parts if not part.sparse for group in _dense_groups(part)]
@@ -94,12 +94,14 @@ class Optimizers:
 
     def _clip(self, largest_norm: float) -> None:
         """Scale dense gradients down to a norm, that of the labels of all ranks included."""
-        if self._ranks.size == 1:
+        if self._processes.size == 1:
             nn.utils.clip_grad_norm_(self._dense_parameters(), largest_norm)
             return
         squares = [_square_of_norm(part) for part in self.parts if not part.sparse and not part.by_label]
         own = [_square_of_norm(part) for part in self.parts if not part.sparse and part.by_label]
-        total = torch.stack([*squares, self._ranks.sum(torch.stack([*own, torch.zeros_like(squares[0])]).sum())]).sum()
+        total = torch.stack(
+            [*squares, self._processes.sum(torch.stack([*own, torch.zeros_like(squares[0])]).sum())]
+        ).sum()
         nn.utils.clip_grads_with_norm_(self._dense_parameters(), largest_norm, total.sqrt())
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer, Part]]:

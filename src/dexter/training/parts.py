@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, identity, vstack
 from torch import nn
 
-from dexter.batches.holding import Holding
 from dexter.config import Config
 from dexter.data import Dataset, Split
 from dexter.data.tokens import Tokens
@@ -16,8 +15,8 @@ from dexter.encoders.classifier import ClassifierTable, starting_rows
 from dexter.encoders.embed import Encoder, embed
 from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.encoders.static import StaticEncoder
-from dexter.processes import OneProcess, Ranks
-from dexter.training.distributed import World
+from dexter.processes import LabelShard, Processes, SingleProcess
+from dexter.training.distributed import ProcessGroup
 from dexter.training.labels import spread
 from dexter.training.objective import Objective
 from dexter.training.optimizers import Optimizers, Part
@@ -44,16 +43,16 @@ def build_objective(
     *,
     query_tokens: Tokens,
     label_tokens: Tokens,
-    holding: Holding,
+    shard: LabelShard,
     relevance: csr_matrix,
-    world: World,
+    processes: ProcessGroup,
 ) -> Objective:
     """The heads that the settings name; the classifier starts from label embeddings and query centroids.
 
     `label_tokens` are those of the distinct texts of the labels that this rank holds: heads have rows for these only.
     """
-    head, loss, device = config.head, config.loss, world.device(config.train.device)
-    held_counts = label_counts[holding.labels]
+    head, loss, device = config.head, config.loss, processes.device(config.train.device)
+    held_counts = label_counts[shard.labels]
 
     def prior() -> LabelPrior | None:
         return LabelPrior(held_counts, relevance.shape[0]) if loss.prior else None
@@ -70,23 +69,23 @@ def build_objective(
     if head.classifier:
         size = head.projection or encoder.dimension
         classifier = ClassifierHead(
-            ClassifierTable(len(holding.labels), size, storage=head.storage, dropout=head.row_dropout),
+            ClassifierTable(len(shard.labels), size, storage=head.storage, dropout=head.row_dropout),
             temperature=loss.temperature,
             input_size=encoder.dimension,
             projection=head.projection,
             dropout=head.dropout,
             prior=prior(),
         )
-    objective = Objective(dual, classifier, loss, head, num_labels=holding.num_labels, world=world).to(device)
+    objective = Objective(dual, classifier, loss, head, num_labels=shard.num_labels, processes=processes).to(device)
     if classifier is not None:
         objective.eval()
         with torch.inference_mode():
             own_queries, texts = (
                 classifier.project(embed(encoder, tokens, device=device))
-                for tokens in (query_tokens.part(world.part(len(query_tokens))), label_tokens)
+                for tokens in (query_tokens.part(processes.part(len(query_tokens))), label_tokens)
             )
-            labels = spread(texts, holding.places)
-            rows = starting_rows(labels, world.concatenate(own_queries), holding.columns(relevance))
+            labels = spread(texts, shard.text_of_label)
+            rows = starting_rows(labels, processes.concatenate(own_queries), shard.columns(relevance))
         classifier.table.initialise(rows)
     return objective
 
@@ -98,7 +97,7 @@ def build_optimizers(
     *,
     num_steps: int,
     touched: NDArray[np.int64],
-    ranks: Ranks | None = None,
+    processes: Processes | None = None,
 ) -> Optimizers:
     """Each part with its learning rate; the static encoder's table row-sparse where a step touches few rows.
 
@@ -107,7 +106,8 @@ def build_optimizers(
     train = config.train
     named = list(encoder.named_parameters())
     sparse = (
-        isinstance(encoder, StaticEncoder) and _share(touched, encoder.num_rows, ranks or OneProcess()) < SPARSE_BELOW
+        isinstance(encoder, StaticEncoder)
+        and _share(touched, encoder.num_rows, processes or SingleProcess()) < SPARSE_BELOW
     )
     if isinstance(encoder, StaticEncoder):
         encoder.sparse = sparse
@@ -126,7 +126,7 @@ def build_optimizers(
         *_objective_parts(config, objective),
     ]
     used = [part for part in parts if part.parameters]
-    return Optimizers(used, num_steps=num_steps, warmup=train.warmup, seed=config.seed, ranks=ranks)
+    return Optimizers(used, num_steps=num_steps, warmup=train.warmup, seed=config.seed, processes=processes)
 
 
 def _objective_parts(config: Config, objective: Objective) -> list[Part]:
@@ -155,11 +155,11 @@ def _objective_parts(config: Config, objective: Objective) -> list[Part]:
     ]
 
 
-def _share(ids: NDArray[np.int64], num_rows: int, ranks: Ranks) -> float:
+def _share(ids: NDArray[np.int64], num_rows: int, processes: Processes) -> float:
     """The share of a static encoder's rows that the features of all ranks touch."""
     touched = torch.zeros(num_rows, dtype=torch.int32)
     touched[torch.from_numpy(np.unique(ids % num_rows))] = 1
-    return int(ranks.max(touched).sum()) / num_rows
+    return int(processes.max(touched).sum()) / num_rows
 
 
 def _with_label_queries(split: Split, dataset: Dataset) -> Split:

@@ -51,14 +51,14 @@ def resolve_counts(config: Config, *, num_queries: int, num_labels: int) -> Conf
     )
 
 
-def describe(config: Config, *, num_steps: int, ranks: int = 1) -> str:
+def describe(config: Config, *, num_steps: int, num_processes: int = 1) -> str:
     """One line that says what a run will do, with so many steps per epoch."""
     train = config.train
     return (
         f"recipe {config.recipe}: {config.encoder.kind} encoder, loss {config.loss.name}, pool {config.batch.pool}, "
         f"{train.epochs} epochs of {num_steps:,} steps x {config.batch.size} queries, "
         f"learning rate {train.learning_rate:.2g}, {train.tokens_per_micro_batch:,} tokens per micro-batch, "
-        f"{train.device}, {train.threads} threads" + (f", {ranks} processes" if ranks > 1 else "")
+        f"{train.device}, {train.threads} threads" + (f", {num_processes} processes" if num_processes > 1 else "")
     )
 
 

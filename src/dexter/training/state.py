@@ -33,7 +33,7 @@ def take_state(trainer: Trainer) -> Checkpoint:
         trainer.step,
         tensors,
         {name: getattr(trainer, name) for name in _COUNTERS},
-        rows={"label": Rows(trainer.holding.labels, by_label), "text": Rows(trainer.holding.texts, by_text)},
+        rows={"label": Rows(trainer.shard.labels, by_label), "text": Rows(trainer.shard.texts, by_text)},
         own=random_state(),
     )
 
@@ -59,7 +59,7 @@ def put_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
         restore_random_state(checkpoint.own)
     else:
         # Another number of ranks wrote it: what was drawn so far was drawn by others.
-        seed_rank(trainer.config.seed, trainer.world.rank, step=trainer.step)
+        seed_rank(trainer.config.seed, trainer.processes.rank, step=trainer.step)
 
 
 def random_state() -> dict[str, Tensor]:

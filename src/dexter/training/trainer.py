@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.batches.holding import Holding
-from dexter.batches.pool import Pool
+from dexter.batches.pool import Pool, restrict
 from dexter.batches.sampler import Sampler
 from dexter.batches.stopwatch import Stopwatch
 from dexter.config import Config
@@ -27,11 +26,10 @@ from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
 from dexter.model.model import Labels, Model
-from dexter.planning.running import Pace, describe_needs, sizes_of_run
-from dexter.planning.sizes import Sizes
 from dexter.positives import Positives
+from dexter.processes import LabelShard
 from dexter.training.checkpoint import load_checkpoint, save_checkpoint
-from dexter.training.distributed import World, joined
+from dexter.training.distributed import ProcessGroup, joined
 from dexter.training.gradcache import Outcome, Side, backward
 from dexter.training.gradients import add_gradients
 from dexter.training.interrupts import Interrupts
@@ -72,19 +70,18 @@ def train(
     """
     dataset = _loaded(data)
     folder = Path(out)
-    with joined() as world:
-        launch = world.launch
-        if world.is_first:
+    with joined() as processes:
+        launch = processes.launch
+        if processes.is_first:
             resume = resume or (launch.restarts > 0 and was_started_by(folder, launch.name))
             open_run(folder, dataset, recipe, overrides or {}, resume=resume, launch=launch.name)
-        resume = bool(world.agree(resume)[0])
+        resume = bool(processes.agree(resume)[0])
         if resume and is_finished(folder):
             log.info("%s is finished already", folder)
             return read_run(folder)
-        trainer = Trainer(read_config(folder), dataset, folder, world)
-        if world.is_first:
-            log.info("%s", describe(trainer.config, num_steps=trainer.steps_per_epoch, ranks=world.size))
-            log.info("%s", describe_needs(trainer.sizes(), trainer.config, world_size=world.size))
+        trainer = Trainer(read_config(folder), dataset, folder, processes)
+        if processes.is_first:
+            log.info("%s", describe(trainer.config, num_steps=trainer.steps_per_epoch, num_processes=processes.size))
         if resume:
             trainer.restore()
         trainer.run(tensorboard=tensorboard)
@@ -94,11 +91,11 @@ def train(
 class Trainer:
     """The state of a run, and the steps that change it; of several ranks, each has one."""
 
-    def __init__(self, config: Config, dataset: Dataset, folder: Path, world: World | None = None) -> None:
+    def __init__(self, config: Config, dataset: Dataset, folder: Path, processes: ProcessGroup | None = None) -> None:
         self.config, self.dataset, self.folder = config, dataset, folder
-        self.world = world = world or World()
-        self.device = world.device(config.train.device)
-        torch.set_num_threads(world.threads(config.train.threads))
+        self.processes = processes = processes or ProcessGroup()
+        self.device = processes.device(config.train.device)
+        torch.set_num_threads(processes.threads(config.train.threads))
         torch.manual_seed(config.seed)
         self.train_split, self.validation_split = make_splits(dataset, config)
         self.encoder = build_encoder(
@@ -107,14 +104,14 @@ class Trainer:
         self.encoder.tokens_per_batch = config.train.tokens_per_micro_batch
         distinct = DistinctTexts.of(dataset.label_texts)
         self.places = distinct.places
-        self.holding = Holding.of(distinct.places, rank=world.rank, size=world.size)
-        self.query_tokens = self.encoder.tokenize(self.train_split.texts, side="query", progress=world.is_first)
+        self.shard = LabelShard.of(distinct.places, rank=processes.rank, size=processes.size)
+        self.query_tokens = self.encoder.tokenize(self.train_split.texts, side="query", progress=processes.is_first)
         if isinstance(self.encoder, StaticEncoder):
             self.encoder.weigh_tokens(self.query_tokens)
-        start_alike(world, self.encoder)
-        held_texts = [distinct.texts[text] for text in self.holding.texts]
-        self.label_tokens = self.encoder.tokenize(held_texts, side="label", progress=world.is_first)
-        self.label_side = LabelSide(self.holding.places, refresh=config.train.label_refresh, ranks=world)
+        start_alike(processes, self.encoder)
+        held_texts = [distinct.texts[text] for text in self.shard.texts]
+        self.label_tokens = self.encoder.tokenize(held_texts, side="label", progress=processes.is_first)
+        self.label_side = LabelSide(self.shard.text_of_label, refresh=config.train.label_refresh, processes=processes)
         counts = np.bincount(self.train_split.relevance.indices, minlength=dataset.num_labels)
         self.labels = Labels(dataset.label_ids, dataset.label_texts, counts)
         self.sampler = Sampler(self.train_split, config.batch, seed=config.seed)
@@ -126,18 +123,23 @@ class Trainer:
             counts,
             query_tokens=self.query_tokens,
             label_tokens=self.label_tokens,
-            holding=self.holding,
+            shard=self.shard,
             relevance=self.train_split.relevance,
-            world=world,
+            processes=processes,
         )
-        start_alike(world, self.objective.dual.project)
+        start_alike(processes, self.objective.dual.project)
         if self.objective.classifier is not None:
-            start_alike(world, self.objective.classifier.project)
+            start_alike(processes, self.objective.classifier.project)
         self.optimizers = build_optimizers(
-            config, self.encoder, self.objective, num_steps=self.num_steps, touched=self._first_ids(), ranks=world
+            config,
+            self.encoder,
+            self.objective,
+            num_steps=self.num_steps,
+            touched=self._first_ids(),
+            processes=processes,
         )
-        if world.size > 1:
-            seed_rank(config.seed, world.rank)
+        if processes.size > 1:
+            seed_rank(config.seed, processes.rank)
         self.step = 0
         self.best: dict[str, float] = {}
         self.best_step = 0
@@ -150,7 +152,6 @@ class Trainer:
     def run(self, *, tensorboard: bool = False) -> None:
         """Take every remaining step, validate, and publish; a signal saves a checkpoint and raises `Interrupted`."""
         journal = self._journal(tensorboard=tensorboard)
-        pace = Pace(first_step=self.step, num_steps=self.num_steps, steps_per_epoch=self.steps_per_epoch)
         started, earlier = time.monotonic(), self.seconds
         saved_at, saved_step = started, self.step
         try:
@@ -158,8 +159,6 @@ class Trainer:
                 while self.step < self.num_steps and not self._is_patient_no_more():
                     outcome, rows = self._take_step()
                     self._log(journal, outcome, rows, time.monotonic() - started + earlier)
-                    if (expected := pace.after_step(self.step)) is not None and self.world.is_first:
-                        log.info("%s", expected)
                     validated = self._is_due_validation()
                     if validated:
                         self._validate(journal)
@@ -168,7 +167,7 @@ class Trainer:
                     every = self.config.train.checkpoint_steps
                     is_late = now - saved_at > 60 * self.config.train.checkpoint_minutes
                     # Clocks and signals differ between ranks; what follows must not.
-                    signal_number, is_due = self.world.agree(interrupts.received or 0, is_late)
+                    signal_number, is_due = self.processes.agree(interrupts.received or 0, is_late)
                     if validated or signal_number or is_due or (every and self.step - saved_step >= every):
                         self.save()
                         saved_at, saved_step = now, self.step
@@ -182,34 +181,20 @@ class Trainer:
         finally:
             journal.close()
 
-    def sizes(self) -> Sizes:
-        """What is large about this run, for the planner's formulas."""
-        num_rows = getattr(self.encoder, "num_rows", 0)
-        return sizes_of_run(
-            self.config,
-            self.dataset,
-            self.encoder,
-            query_tokens=self.query_tokens,
-            label_tokens=self.label_tokens,
-            num_label_texts=int(self.places.max()) + 1,
-            num_validation=0 if self.validation_split is None else len(self.validation_split),
-            touched_rows=len(np.unique(self._first_ids() % num_rows)) if num_rows else 0,
-        )
-
     def restore(self) -> None:
         """Continue from the newest checkpoint as if the run had never stopped; from the start where there is none."""
-        held = {"label": self.holding.labels, "text": self.holding.texts}
-        checkpoint = load_checkpoint(self.folder / "checkpoints", held=held, world=self.world)
+        held = {"label": self.shard.labels, "text": self.shard.texts}
+        checkpoint = load_checkpoint(self.folder / "checkpoints", held=held, processes=self.processes)
         if checkpoint is None:
             return
         put_state(self, checkpoint)
-        if self.world.is_first:
+        if self.processes.is_first:
             log.info("resumed after step %d of %d", self.step, self.num_steps)
 
     def save(self) -> None:
         """Publish a checkpoint of everything that the rest of the run depends on."""
-        check_alike(self.world, self.encoder)
-        save_checkpoint(self.folder / "checkpoints", take_state(self), self.world)
+        check_alike(self.processes, self.encoder)
+        save_checkpoint(self.folder / "checkpoints", take_state(self), self.processes)
 
     def _take_step(self) -> tuple[Outcome, NDArray[np.int64]]:
         """One batch: encode, loss, gradients, update."""
@@ -218,8 +203,8 @@ class Trainer:
         with self.watch("batch"):
             rows = self.sampler.rows(self.step)
             whole_pool = self.sampler.pool(rows, self.step)
-            pool = self.holding.part(whole_pool)
-            classifier_pool = self.holding.part(self.sampler.classifier_pool(whole_pool, rows, self.step))
+            pool = restrict(whole_pool, self.shard)
+            classifier_pool = restrict(self.sampler.classifier_pool(whole_pool, rows, self.step), self.shard)
             texts = self.label_side.texts_to_encode(pool.labels, needed=_columns(pool), step=self.step)
 
         def objective(queries_BD: Tensor, texts_UD: Tensor | None = None) -> Tensor:
@@ -227,7 +212,7 @@ class Trainer:
             loss: Tensor = self.objective(queries_BD, labels_MD, pool, classifier_pool, num_queries=len(rows))
             return loss
 
-        sides = [self._side(self.query_tokens, rows[self.world.part(len(rows))])]
+        sides = [self._side(self.query_tokens, rows[self.processes.part(len(rows))])]
         if self.objective.needs_label_texts:
             sides.append(self._side(self.label_tokens, texts, label=True))
         self.encoder.train()
@@ -236,7 +221,7 @@ class Trainer:
         self._check_finite(outcome, rows)
         with self.watch("update"):
             self.label_side.learn()
-            add_gradients(self.optimizers.parts, self.world)
+            add_gradients(self.optimizers.parts, self.processes)
             self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
         self.step += 1
         return outcome, rows
@@ -245,9 +230,9 @@ class Trainer:
         """Cluster the queries and mine hard negatives with the model as it is now."""
         with self.watch("embed"):
             model = self._model()
-            queries = query_vectors(self.world, model, self.query_tokens, head="encoder")
+            queries = query_vectors(self.processes, model, self.query_tokens, head="encoder")
             labels = model.label_vectors(head="encoder")
-        self.sampler.refresh(self.step, queries, labels, holding=self.holding, ranks=self.world, watch=self.watch)
+        self.sampler.refresh(self.step, queries, labels, shard=self.shard, processes=self.processes, watch=self.watch)
 
     def _side(self, tokens: Tokens, rows: NDArray[np.int64], *, label: bool = False) -> Side:
         """How gradient caching encodes some rows of a token table."""
@@ -266,16 +251,16 @@ class Trainer:
             backward_share=self.config.train.label_backward if label else 0.0,
             cut_again=None if self.config.encoder.dropout else cut,
             empty=next(self.encoder.parameters()).new_empty(0, self.encoder.dimension),
-            over_ranks=self.world.max,
+            over_processes=self.processes.max,
         )
 
     def _check_finite(self, outcome: Outcome, rows: NDArray[np.int64]) -> None:
         finite = torch.isfinite(outcome.loss) and all(torch.isfinite(part.sum()) for part in outcome.gradients)
-        if not self.world.agree(not finite)[0]:
+        if not self.processes.agree(not finite)[0]:
             return
         uids = [self.train_split.uids[row] for row in rows]
         path = self.folder / "diverged.json"
-        if self.world.is_first:
+        if self.processes.is_first:
             write_json(path, {"step": self.step, "epoch": self.step // self.steps_per_epoch, "queries": uids})
         raise DivergedError(
             f"the loss or its gradient is not finite in step {self.step:,} (queries {uids[0]!r} ... {uids[-1]!r}, "
@@ -283,7 +268,7 @@ class Trainer:
         )
 
     def _journal(self, *, tensorboard: bool) -> SilentJournal:
-        if not self.world.is_first:
+        if not self.processes.is_first:
             return SilentJournal()
         return Journal(
             self.folder / "metrics.jsonl", num_steps=self.num_steps, first_step=self.step, tensorboard=tensorboard
@@ -321,20 +306,20 @@ class Trainer:
             self.validation_tokens = self.encoder.tokenize(self.validation_split.texts, side="query")
         metric = self.config.validation.metric
         metrics = validate(
-            query_vectors(self.world, model, self.validation_tokens),
+            query_vectors(self.processes, model, self.validation_tokens),
             model.label_vectors(),
             self.validation_split,
             self.train_split.relevance,
             cut_off=self.config.validation.cut_off,
-            label_ids=self.holding.labels,
-            ranks=self.world,
+            label_ids=self.shard.labels,
+            processes=self.processes,
         )
         is_better = not self.best or metrics[metric] > self.best[metric]
         journal.record(self.step, "validation", epoch=self.step / self.steps_per_epoch, best=is_better, **metrics)
         shown = ", ".join(
             f"{name} {metrics[name]:.2f}" for name in dict.fromkeys((metric, "P@1", "P@5", "PSP@5")) if name in metrics
         )
-        if self.world.is_first:
+        if self.processes.is_first:
             best = " (best)" if is_better else ""
             log.info("epoch %.1f: validation %s%s", self.step / self.steps_per_epoch, shown, best)
         self.num_worse = 0 if is_better else self.num_worse + 1
@@ -345,17 +330,17 @@ class Trainer:
 
     def _publish(self, model: Model) -> None:
         """Write the model with the labels of all ranks."""
-        whole = whole_model(self.world, model, self.labels, self.places)
+        whole = whole_model(self.processes, model, self.labels, self.places)
         if whole is not None:
             whole.save(self.folder / "model")
-        self.world.barrier("model published")
+        self.processes.barrier("model published")
 
     def _finish(self) -> None:
         if self.validation_split is None:
             self.best_step = self.step
             self._publish(self._model())
         self.save()
-        if self.world.is_first:
+        if self.processes.is_first:
             self._tune()
             record_end(
                 self.folder,
@@ -365,13 +350,13 @@ class Trainer:
                 steps=self.step,
                 skipped_gradient_share=self.objective.saving.fraction,
             )
-        self.world.barrier("finish")
+        self.processes.barrier("finish")
 
     def _tune(self) -> None:
         """Keep the training queries with the published model, and choose on validation how it scores."""
         config, published = self.config, self.folder / "model"
         # The labels of all ranks may be more than the device of one holds.
-        model = Model.load(published, device=self.device if self.world.size == 1 else "cpu")
+        model = Model.load(published, device=self.device if self.processes.size == 1 else "cpu")
         model = replace(model, training_queries=keep_training_queries(model, self.train_split, config))
         if self.validation_split is not None:
             metric, maximum = config.validation.metric, config.scoring.tuning_queries
@@ -400,10 +385,10 @@ class Trainer:
             encoder=self.encoder,
             head=self.objective.dual,
             classifier=self.objective.classifier,
-            labels=self.labels if self.holding.is_all else self.labels.part(self.holding.labels),
-            representations_LD=spread(texts_UD, self.holding.places),
+            labels=self.labels if self.shard.is_all else self.labels.part(self.shard.labels),
+            representations_LD=spread(texts_UD, self.shard.text_of_label),
             facts=facts,
-            ranks=self.world,
+            processes=self.processes,
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from dexter.data import Split
 from dexter.index.sharded import search_shards
 from dexter.metrics import overfetch, remove_filtered, score
-from dexter.processes import Ranks
+from dexter.processes import Processes
 
 
 def validate(
@@ -21,13 +21,13 @@ def validate(
     *,
     cut_off: int,
     label_ids: NDArray[np.int64] | None = None,
-    ranks: Ranks | None = None,
+    processes: Processes | None = None,
 ) -> dict[str, float]:
     """Metrics at 1, 3, 5 and at the cut-off that decides; `labels_LD` are those that this rank holds."""
     ks = sorted({1, 3, 5, cut_off} & set(range(1, split.num_labels + 1)))
     extra = overfetch(split.filtered) if split.filtered is not None else 0
     found = search_shards(
-        queries_ND, labels_LD, min(max(ks) + extra, split.num_labels), label_ids=label_ids, ranks=ranks
+        queries_ND, labels_LD, min(max(ks) + extra, split.num_labels), label_ids=label_ids, processes=processes
     )
     top_ids = found.ids
     if split.filtered is not None:
