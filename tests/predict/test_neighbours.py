@@ -164,11 +164,11 @@ def test_live_labels_and_training_queries_go_together(trained, world):
 
 
 def test_a_model_without_training_queries_says_so(trained, world):
-    model = replace(Predictor.load(trained).model, neighbours=None)
+    model = replace(Predictor.load(trained).model, training_queries=None)
     assert Predictor(model).predict(["river"], k=1)
-    with pytest.raises(UsageError, match="without its training queries"):
+    with pytest.raises(UsageError, match="without keeping its training queries"):
         Predictor(model, neighbours=True)
-    with pytest.raises(UsageError, match="without its training queries"):
+    with pytest.raises(UsageError, match="without keeping its training queries"):
         Predictor(model).nearest(["river"])
 
 
