@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dexter.index import BACKENDS, Place, Stamp
+from dexter.index import BACKENDS, DatabaseAddress, Stamp
 
 MODULES = {
     "pq": ("faiss",),
@@ -40,24 +40,24 @@ def backend(request):
     return request.param
 
 
-def make_place(backend, request, folder, name):
-    """Where this backend keeps vectors, if it keeps them outside."""
+def make_address(backend, request, folder, name):
+    """The address of this backend's database, if it has one."""
     if backend == "pgvector":
-        return Place(url=request.getfixturevalue("postgres"), name=name)
-    return Place(url=str(folder / name), name=name) if backend == "qdrant" else None
+        return DatabaseAddress(url=request.getfixturevalue("postgres"), name=name)
+    return DatabaseAddress(url=str(folder / name), name=name) if backend == "qdrant" else None
 
 
 @pytest.fixture
-def place(backend, request, quick_folder):
-    """A place for the one test that asks."""
-    return make_place(backend, request, quick_folder, "dexter_test")
+def address(backend, request, quick_folder):
+    """An address for one test alone."""
+    return make_address(backend, request, quick_folder, "dexter_test")
 
 
 @pytest.fixture(scope="module")
-def shared_place(backend, request, tmp_path_factory):
-    """A place for an index that many tests look at."""
+def shared_address(backend, request):
+    """An address for an index that many tests search."""
     with tempfile.TemporaryDirectory(dir=_memory()) as folder:
-        yield make_place(backend, request, Path(folder), "dexter_shared")
+        yield make_address(backend, request, Path(folder), "dexter_shared")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import dexter
 from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, write_manifest
-from dexter.index import ExactIndex, approximate, building, recall
+from dexter.index import ExactIndex, approximate
 from dexter.model.model import encoder_fingerprint
 from dexter.predict.indexing import build_run_index, index_folder
 from dexter.predict.predictor import Predictor
@@ -24,9 +24,9 @@ TEXTS = ["a violin of copper", "the old stone garden", "falcon and harbor", "ver
 @pytest.fixture(autouse=True)
 def few_candidates(monkeypatch):
     """With 37 labels, candidates are few only if few are asked for."""
-    monkeypatch.setattr(approximate, "FEWEST_PLACES", 1)
-    monkeypatch.setattr(recall, "BAR", 0.0)
-    monkeypatch.setattr(building, "DEPTHS", (4,))
+    monkeypatch.setattr(approximate, "MIN_PLACES", 1)
+    monkeypatch.setattr(approximate, "MIN_RECALL", 0.0)
+    monkeypatch.setattr(approximate, "DEPTHS", (4,))
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_an_unknown_backend_is_refused(run):
 
 
 def test_an_index_below_the_bar_leaves_nothing_behind(run, monkeypatch):
-    monkeypatch.setattr(recall, "BAR", 1.01)
+    monkeypatch.setattr(approximate, "MIN_RECALL", 1.01)
     with pytest.raises(ModelError, match=r"expected 1\.01 or more"):
         make_index(run, "pq")
     assert not (run / "index").exists()
@@ -165,7 +165,7 @@ FILES = ["index.json", "labels.safetensors", MANIFEST]
 @pytest.mark.parametrize("backend", ["pq", "hnsw"])
 def test_every_damaged_file_is_an_error(run, backend):
     make_index(run, backend)
-    kinds = [(name, kind) for name in [*FILES, f"{backend}.safetensors"] for kind in DAMAGE]
+    kinds = [(name, kind) for name in [*FILES, "engine.safetensors"] for kind in DAMAGE]
     for name, kind in kinds:
         copy = run.with_name("copy")
         shutil.copytree(run, copy)
@@ -221,21 +221,17 @@ FORGED = {
     "engine is a list": change_json(engine=[1]),
     "a list": lambda folder: (folder / "index.json").write_text("[1, 2]"),
     "deeply nested": lambda folder: (folder / "index.json").write_text("[" * 100_000),
-    "rows beyond the end": change_tensor("labels.safetensors", "rows", put(5, 37)),
-    "rows far beyond": change_tensor("labels.safetensors", "rows", put(5, 2**62)),
-    "rows below zero": change_tensor("labels.safetensors", "rows", put(5, -2)),
-    "a row twice": change_tensor("labels.safetensors", "rows", put(5, 6)),
-    "too few rows": change_tensor("labels.safetensors", "rows", lambda rows: rows[:-1]),
-    "rows of another type": change_tensor("labels.safetensors", "rows", lambda rows: rows.astype(np.float32)),
+    "too few keys": change_tensor("labels.safetensors", "keys", lambda keys: keys[:-1]),
+    "keys of another type": change_tensor("labels.safetensors", "keys", lambda keys: keys.astype(np.float32)),
     "keys in a square": change_tensor("labels.safetensors", "keys", lambda keys: keys[:36].reshape(6, 6)),
-    "too few codes": change_tensor("pq.safetensors", "codes", lambda codes: codes[:10]),
-    "no codes": change_tensor("pq.safetensors", "codes", lambda codes: codes[:0]),
-    "narrow codes": change_tensor("pq.safetensors", "codes", lambda codes: codes[:, :-1]),
-    "flat codes": change_tensor("pq.safetensors", "codes", np.ravel),
-    "few centroids": change_tensor("pq.safetensors", "centroids", lambda centroids: centroids[:, :8]),
-    "fewer quantisers": change_tensor("pq.safetensors", "centroids", lambda centroids: centroids[:-1]),
-    "not a number": change_tensor("pq.safetensors", "centroids", put(3, np.nan)),
-    "infinite": change_tensor("pq.safetensors", "centroids", put(3, np.inf)),
+    "too few codes": change_tensor("engine.safetensors", "codes", lambda codes: codes[:10]),
+    "no codes": change_tensor("engine.safetensors", "codes", lambda codes: codes[:0]),
+    "narrow codes": change_tensor("engine.safetensors", "codes", lambda codes: codes[:, :-1]),
+    "flat codes": change_tensor("engine.safetensors", "codes", np.ravel),
+    "few centroids": change_tensor("engine.safetensors", "centroids", lambda centroids: centroids[:, :8]),
+    "fewer quantisers": change_tensor("engine.safetensors", "centroids", lambda centroids: centroids[:-1]),
+    "not a number": change_tensor("engine.safetensors", "centroids", put(3, np.nan)),
+    "infinite": change_tensor("engine.safetensors", "centroids", put(3, np.inf)),
 }
 
 
@@ -274,34 +270,34 @@ FORGED_GRAPHS = {
 def test_a_graph_is_checked_before_it_is_walked(run, kind):
     make_index(run, "hnsw")
     name, edit = FORGED_GRAPHS[kind]
-    change_tensor("hnsw.safetensors", name, edit)(run / "index")
+    change_tensor("engine.safetensors", name, edit)(run / "index")
     write_manifest(run / "index")
     with pytest.raises(ModelError, match="dexter index"):
         Predictor.load(run)
 
 
 def test_links_must_not_lead_below_their_level():
-    from dexter.index.hnsw import HNSWEngine, _arrays_of, _ends_of_levels, _find_problem
+    from dexter.index.faiss_engines import HNSWEngine, check_graph, links_up_to_level
 
     vectors = np.random.default_rng(0).standard_normal((3000, 8)).astype(np.float32)
-    graph = HNSWEngine.build(vectors)._graph
-    arrays = {name: array.copy() for name, array in _arrays_of(graph).items()}
-    ends = _ends_of_levels(graph)
-    assert _find_problem(arrays, 8, ends) is None
+    engine = HNSWEngine.build(vectors)
+    arrays = {name: array.copy() for name, array in engine.arrays().items()}
+    ends = links_up_to_level(engine._graph)
+    check_graph(arrays, 8, ends)
     high, low = int(arrays["levels"].argmax()), int(arrays["levels"].argmin())
     arrays["neighbors"][int(arrays["offsets"][high]) + ends[1]] = low
-    assert _find_problem(arrays, 8, ends) == "a link of level 1 leads below it"
+    with pytest.raises(ModelError, match="a link of level 1 leads below it"):
+        check_graph(arrays, 8, ends)
 
 
 def test_a_killed_writer_leaves_the_old_index(run, monkeypatch):
     make_index(run, "pq")
     before = (run / "index" / MANIFEST).read_bytes()
 
-    def die(self, folder):
-        (folder / "half").write_bytes(b"half")
+    def die(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dexter.index.pq.PQEngine.write", die)
+    monkeypatch.setattr("dexter.index.faiss_engines.PQEngine.describe", die)
     with pytest.raises(KeyboardInterrupt):
         make_index(run, "pq")
     assert (run / "index" / MANIFEST).read_bytes() == before

@@ -9,7 +9,7 @@ import dexter.losses
 from dexter.batches import Positives
 from dexter.batches.clusters import balanced_clusters
 from dexter.batches.mining import mine_hard_negatives
-from dexter.index.sharded import search_shards
+from dexter.index import search_shards
 from dexter.losses import Streaming, value_and_grad
 from dexter.model.unseen import fill_unseen_rows
 from tests.training.ranks import run_ranks

@@ -63,7 +63,7 @@ def mine_hard_negatives(
     """
     import torch
 
-    from dexter.index.sharded import search_shards
+    from dexter.index import search_shards
 
     ceiling = None
     if margin is not None:

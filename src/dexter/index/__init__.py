@@ -1,26 +1,26 @@
 """Nearest labels: which labels have the largest inner product with a query.
 
-`search` is exact. `build` makes an index of a kind (`BACKENDS`) and measures it, `load` reads one back; both give an
-`Index`.
+`search` is exact. `build` makes an `Index` of one of the `BACKENDS` and measures its recall; `save_index` and
+`open_index` write it to a folder and read it back.
 """
 
-from dexter.index.base import BACKENDS, BackendName, Index, Place, Stamp, default_backend
-from dexter.index.building import OpenIndex, build, load, open_index
-from dexter.index.exact import ExactIndex, search
-from dexter.types import TopK
+from dexter.index.base import BACKENDS, BackendName, DatabaseAddress, Index, Stamp, default_backend
+from dexter.index.exact import ExactIndex, search, search_shards
+from dexter.index.folder import StoredIndex, build, label_keys, open_index, save_index
 
 __all__ = [
     "BACKENDS",
     "BackendName",
+    "DatabaseAddress",
     "ExactIndex",
     "Index",
-    "OpenIndex",
-    "Place",
     "Stamp",
-    "TopK",
+    "StoredIndex",
     "build",
     "default_backend",
-    "load",
+    "label_keys",
     "open_index",
+    "save_index",
     "search",
+    "search_shards",
 ]

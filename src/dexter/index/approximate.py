@@ -1,73 +1,85 @@
-"""Approximate search: an engine names candidates, and these are scored exactly.
+"""Approximate search: an engine names candidates, which are then scored exactly.
 
-Scores and the order of ties are therefore those of exact search; only a label that the engine did not name is missing.
-Labels that the engine does not know (added since it was built) are all candidates. A query that is left with too few
-labels, because many are excluded or removed, is searched exactly.
+Scores and the order of ties are therefore those of exact search; only a label that the engine did not name can be
+missing. Labels that were added after the engine was built are all candidates. A query that is left with too few
+candidates, because many are excluded or removed, is searched exactly.
 
-Shapes: N queries, L labels, D dimensions, B queries in a block, W candidates, T labels that the engine does not know.
+Recall, the share of the exact best labels that are found, is measured when an index is built.
+
+Shapes: N queries, L labels, D dimensions, B queries in a block, W candidates per query.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import importlib.util
+import math
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.errors import ModelError
-from dexter.index.base import BackendName, Engine, Stamp, StoringEngine
-from dexter.index.exact import check_arguments, kept_positions, search
-from dexter.index.folder import write_index
-from dexter.index.keys import columns_of, largest, make_keys, scores_of
-from dexter.index.recall import check_recall, measure_recall, noisy_sample
-from dexter.index.rescoring import score_candidates
+from dexter.errors import ModelError, require
+from dexter.index.base import BackendName, Engine, Index
+from dexter.index.exact import check_arguments, columns_of, largest, make_keys, scores_of, search
 from dexter.types import TopK
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from scipy.sparse import csr_matrix
 
-FEWEST_PLACES = 25
-"""Candidates are fetched as if at least so many labels were asked for: the first few are found in the same breath."""
-CROWD = 4
-"""A query with more excluded labels than so many times its places is searched exactly."""
+MIN_PLACES = 25
+"""Candidates are fetched as if at least this many labels were wanted: fetching fewer is not faster."""
+MAX_EXCLUDED_RATIO = 4
+"""A query with more excluded labels than this many times its places is searched exactly."""
 BLOCK = 1_024
-"""Queries that an engine is asked at a time."""
+"""Queries per call of an engine."""
+DEPTHS = (4, 8, 16, 32)
+"""Candidates per wanted label that are tried, until recall reaches `TARGET_RECALL`."""
+RECALL_AT = 100
+"""Labels per query over which recall is measured."""
+MIN_RECALL = 0.98
+"""An index with a lower recall is refused."""
+TARGET_RECALL = 0.99
+_MAX_SAMPLED = 512
+"""Queries that recall is measured on."""
+_GATHERED_FLOATS = 2**19
+"""Numbers of label vectors gathered at a time, so that they stay in cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ApproximateIndex:
-    """An engine, and the vectors and rows of the labels."""
+    """An engine, and the label vectors that its candidates are scored with."""
 
     backend: BackendName
     engine: Engine
     vectors_LD: Tensor
     """float32 on a CPU."""
     rows_L: NDArray[np.int64]
-    """The engine's row of each label; -1 where it has none."""
+    """The engine's row of each label; -1 for labels added after the engine was built."""
     depth: int
-    """Candidates per label asked for."""
+    """Candidates per wanted label."""
     recall: float | None = None
-    gone: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """The engine's rows of removed labels."""
 
     @cached_property
     def _label_of_row(self) -> NDArray[np.int64]:
-        """The label of each of the engine's rows; -1 where it was removed."""
-        known = np.flatnonzero(self.rows_L >= 0)
-        labels = np.full(int(self.rows_L.max(initial=-1)) + 1, -1, dtype=np.int64)
-        labels[self.rows_L[known]] = known
+        """The label of each of the engine's rows; -1 where it was removed, and in one more row at the end."""
+        indexed = np.flatnonzero(self.rows_L >= 0)
+        labels = np.full(self.engine.num_rows + 1, -1, dtype=np.int64)
+        labels[self.rows_L[indexed]] = indexed
         return labels
 
     @cached_property
-    def _strangers(self) -> NDArray[np.int64]:
-        """The labels that the engine does not know."""
+    def _unindexed_labels(self) -> NDArray[np.int64]:
+        """Labels that the engine does not have."""
         return np.flatnonzero(self.rows_L < 0)
+
+    @cached_property
+    def _num_removed(self) -> int:
+        """Rows of the engine whose labels were removed."""
+        return self.engine.num_rows - (len(self.rows_L) - len(self._unindexed_labels))
 
     def search(
         self,
@@ -77,7 +89,7 @@ class ApproximateIndex:
         exclude: csr_matrix | None = None,
         ceiling: np.ndarray | None = None,
     ) -> TopK:
-        """The k best labels of each query among the candidates."""
+        """Return the k best labels of each query among the candidates."""
         queries_ND = torch.as_tensor(queries_ND).to("cpu", torch.float32).contiguous()
         check_arguments(queries_ND, self.vectors_LD, k, exclude, ceiling)
         parts = [slice(start, start + BLOCK) for start in range(0, len(queries_ND), BLOCK)]
@@ -94,123 +106,160 @@ class ApproximateIndex:
             return search(queries_ND, self.vectors_LD, k)
         return TopK(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
-    def add(self, vectors_MD: Tensor) -> ApproximateIndex:
-        """The index with more labels at the end; the engine does not know them until the index is saved."""
-        vectors_LD = torch.cat([self.vectors_LD, vectors_MD.to(self.vectors_LD)])
-        rows_L = np.concatenate([self.rows_L, np.full(len(vectors_MD), -1, dtype=np.int64)])
-        return replace(self, vectors_LD=vectors_LD, rows_L=rows_L)
-
-    def remove(self, positions: NDArray[np.int64]) -> ApproximateIndex:
-        """The index without some labels; the engine forgets them when the index is saved."""
-        keep = kept_positions(len(self.vectors_LD), positions)
-        rows = self.rows_L[np.unique(positions)]
-        gone = np.concatenate([self.gone, rows[rows >= 0]])
-        return replace(self, vectors_LD=self.vectors_LD[keep], rows_L=self.rows_L[keep.numpy()], gone=gone)
-
-    def save(self, folder: Path, *, stamp: Stamp) -> None:
-        """Write it as a folder, after the engine has taken in the labels that were added and removed.
-
-        Recall is then measured anew, beside some of the labels.
-        """
-        whole = self
-        if len(self.gone) or len(self._strangers):
-            whole = self._settled()
-            whole = replace(whole, recall=measure_recall(whole, noisy_sample(self.vectors_LD)))
-            check_recall(whole)
-        write_index(folder, whole, stamp=stamp, depth=whole.depth, rows=whole.rows_L, write_engine=whole.engine.write)
-
-    def _settled(self) -> ApproximateIndex:
-        """The same labels, all of them known to the engine."""
-        vectors_LD = self.vectors_LD.numpy()
-        if not isinstance(self.engine, StoringEngine):
-            engine = type(self.engine).build(vectors_LD)
-            return replace(self, engine=engine, rows_L=np.arange(len(vectors_LD)), gone=self.gone[:0])
-        rows_L, strangers = self.rows_L.copy(), self._strangers
-        rows_L[strangers] = self.engine.change(self.gone, vectors_LD[strangers])
-        return replace(self, rows_L=rows_L, gone=self.gone[:0])
-
     def _search_block(
         self, queries_BD: Tensor, k: int, exclude: csr_matrix | None, ceiling: NDArray[np.float32] | None
     ) -> TopK:
-        places = max(k, FEWEST_PLACES)
+        places = max(k, MIN_PLACES)
         num_excluded_B = np.zeros(len(queries_BD), dtype=np.int64) if exclude is None else np.diff(exclude.indptr)
-        # A query with very many excluded labels is searched exactly; it shall not make all the others fetch as many.
-        crowded_B = num_excluded_B > CROWD * places
-        wanted = (places + int(num_excluded_B[~crowded_B].max(initial=0))) * self.depth
-        width = min(wanted + min(len(self.gone), wanted), self.engine.most_candidates)
-        if width < k or width >= len(self.vectors_LD) - len(self._strangers):
+        # A query with very many excluded labels must not make all the others fetch as many candidates.
+        is_crowded_B = num_excluded_B > MAX_EXCLUDED_RATIO * places
+        wanted = (places + int(num_excluded_B[~is_crowded_B].max(initial=0))) * self.depth
+        width = min(wanted + min(self._num_removed, wanted), self.engine.max_candidates)
+        if width < k or width >= len(self.vectors_LD) - len(self._unindexed_labels):
             return search(queries_BD, self.vectors_LD, k, exclude=exclude, ceiling=ceiling)
-        scores_BW, labels_BW = self._candidates(queries_BD, width, exclude, ceiling)
+        scores_BW, labels_BW = self._score_candidates(queries_BD, width, exclude, ceiling)
         best = make_keys(torch.from_numpy(scores_BW), torch.from_numpy(np.maximum(labels_BW, 0)))
-        if len(self._strangers):
-            best = torch.cat([best, self._keys_of_strangers(queries_BD, k, exclude, ceiling)], dim=1)
+        if len(self._unindexed_labels):
+            best = torch.cat([best, self._search_unindexed(queries_BD, k, exclude, ceiling)], dim=1)
         best = largest(best, k).sort(dim=1, descending=True).values
         scores = scores_of(best).numpy()
         found = TopK(np.where(scores == -np.inf, -1, columns_of(best).numpy()), scores)
-        # The last candidates are the least sure: where the first half is not allowed, what is left is not good enough.
-        thin_B = (scores_BW > -np.inf).sum(axis=1) < max(k, width // 2)
-        self._search_again(found, np.flatnonzero(crowded_B | thin_B), queries_BD, exclude, ceiling)
-        return found
-
-    def _search_again(
-        self,
-        found: TopK,
-        rows: NDArray[np.int64],
-        queries_BD: Tensor,
-        exclude: csr_matrix | None,
-        ceiling: NDArray[np.float32] | None,
-    ) -> None:
-        """Put what exact search finds in place of some rows."""
-        if len(rows):
-            found.ids[rows], found.scores[rows] = search(
-                queries_BD[torch.from_numpy(rows)],
+        # Engines are least reliable about the last candidates: a query that may use fewer than half is searched again.
+        is_short_B = (scores_BW > -np.inf).sum(axis=1) < max(k, width // 2)
+        again = np.flatnonzero(is_crowded_B | is_short_B)
+        if len(again):
+            found.ids[again], found.scores[again] = search(
+                queries_BD[torch.from_numpy(again)],
                 self.vectors_LD,
                 found.ids.shape[1],
-                exclude=None if exclude is None else exclude[rows],
-                ceiling=None if ceiling is None else ceiling[rows],
+                exclude=None if exclude is None else exclude[again],
+                ceiling=None if ceiling is None else ceiling[again],
             )
+        return found
 
-    def _candidates(
+    def _score_candidates(
         self, queries_BD: Tensor, width: int, exclude: csr_matrix | None, ceiling: NDArray[np.float32] | None
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores and labels of what the engine names; what is removed, excluded or above the ceiling scores -inf."""
+        """Return scores and labels of the candidates; those removed, excluded or above the ceiling score -inf."""
         rows_BW = self.engine.candidates(queries_BD.numpy(), width)
-        # A row beyond those of the labels, or -1, is nobody's.
-        known = np.append(self._label_of_row, -1)
-        labels_BW = known[np.where((rows_BW < 0) | (rows_BW >= len(known)), -1, rows_BW)]
-        scores_BW = score_candidates(queries_BD, self.vectors_LD, labels_BW)
+        is_row_BW = (rows_BW >= 0) & (rows_BW < self.engine.num_rows)
+        labels_BW = self._label_of_row[np.where(is_row_BW, rows_BW, -1)]
+        scores_BW = score_pairs(queries_BD, self.vectors_LD, labels_BW)
         if np.isnan(scores_BW).any():
             raise ModelError("search met a score that is not a number: check the query and label vectors for NaN")
         if exclude is not None:
-            scores_BW[_stored(exclude, labels_BW)] = -np.inf
+            scores_BW[_is_stored(exclude, labels_BW)] = -np.inf
         if ceiling is not None:
             scores_BW[scores_BW > ceiling[:, None]] = -np.inf
         return scores_BW, labels_BW
 
-    def _keys_of_strangers(
+    def _search_unindexed(
         self, queries_BD: Tensor, k: int, exclude: csr_matrix | None, ceiling: NDArray[np.float32] | None
     ) -> Tensor:
-        """The best labels among those that the engine does not know."""
-        strangers = self._strangers
+        """Return keys of the best labels among those that the engine does not have."""
+        unindexed = self._unindexed_labels
         found = search(
             queries_BD,
-            self.vectors_LD[torch.from_numpy(strangers)],
-            min(k, len(strangers)),
-            exclude=None if exclude is None else exclude[:, strangers],
+            self.vectors_LD[torch.from_numpy(unindexed)],
+            min(k, len(unindexed)),
+            exclude=None if exclude is None else exclude[:, unindexed],
             ceiling=ceiling,
         )
-        labels = strangers[np.maximum(found.ids, 0)]
+        labels = unindexed[np.maximum(found.ids, 0)]
         return make_keys(torch.from_numpy(found.scores), torch.from_numpy(labels))
 
 
-def _stored(exclude: csr_matrix, labels_BW: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these labels a sparse matrix has an entry for, in the same row."""
-    num_rows, num_labels = exclude.shape
-    rows = np.repeat(np.arange(num_rows, dtype=np.int64), np.diff(exclude.indptr))
-    pairs = np.sort(rows * num_labels + exclude.indices)
-    asked = np.arange(num_rows, dtype=np.int64)[:, None] * num_labels + labels_BW
-    if not len(pairs):
+def build_measured(
+    backend: BackendName, engine: Engine, vectors_LD: Tensor, *, queries_ND: Tensor | np.ndarray | None = None
+) -> ApproximateIndex:
+    """Return the index with the fewest candidates that reach `TARGET_RECALL`, or else with the most.
+
+    A recall below `MIN_RECALL` is a `ModelError`. Without `queries_ND` recall is measured on label vectors with noise.
+    """
+    sample_ND = _noisy_sample(vectors_LD) if queries_ND is None else _sample(torch.as_tensor(queries_ND))
+    exact = search(sample_ND, vectors_LD, min(RECALL_AT, len(vectors_LD)))
+    rows_L = np.arange(len(vectors_LD))
+    recall = 0.0
+    for depth in (depth for depth in DEPTHS if depth * RECALL_AT <= engine.max_candidates):
+        index = ApproximateIndex(backend=backend, engine=engine, vectors_LD=vectors_LD, rows_L=rows_L, depth=depth)
+        recall = measure_recall(index, sample_ND, exact=exact)
+        if recall >= TARGET_RECALL:
+            break
+    if recall < MIN_RECALL:
+        raise ModelError(
+            f"index {backend}: recall@{RECALL_AT} is {recall:.4f} against exact search, expected {MIN_RECALL} or "
+            "more: choose another backend; `exact` always finds everything"
+        )
+    return ApproximateIndex(
+        backend=backend, engine=engine, vectors_LD=vectors_LD, rows_L=rows_L, depth=depth, recall=recall
+    )
+
+
+def measure_recall(index: Index, queries_ND: Tensor | np.ndarray, *, exact: TopK) -> float:
+    """Return the share of the best labels that an index finds; a label of equal score counts as found.
+
+    `exact` holds what exact search finds for the same queries.
+    """
+    found = index.search(queries_ND, exact.ids.shape[1])
+    # Two orders of summation differ in the last bits, in proportion to the largest scores.
+    tolerance = 1e-5 * np.abs(exact.scores).max(axis=1, keepdims=True)
+    return float((found.scores >= exact.scores[:, -1:] - tolerance).mean())
+
+
+def score_pairs(queries_BD: Tensor, vectors_LD: Tensor, labels_BW: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the inner products of each query with labels of its own; minus infinity where the label is negative.
+
+    The vectors are float32 and contiguous on a CPU. faiss, where it is installed, does this without copying the label
+    vectors, five times as fast as torch.
+    """
+    score = _score_with_faiss if importlib.util.find_spec("faiss") is not None else _score_with_torch
+    scores_BW = score(queries_BD, vectors_LD, np.maximum(labels_BW, 0))
+    scores_BW[labels_BW < 0] = -np.inf
+    return scores_BW
+
+
+def _score_with_faiss(queries_BD: Tensor, vectors_LD: Tensor, labels_BW: NDArray[np.int64]) -> NDArray[np.float32]:
+    faiss = require("faiss", extra="ann", purpose="an approximate index")
+    num_queries, num_candidates = labels_BW.shape
+    scores_BW = np.empty((num_queries, num_candidates), dtype=np.float32)
+    pointers = [faiss.swig_ptr(array) for array in (scores_BW, queries_BD.numpy(), vectors_LD.numpy(), labels_BW)]
+    faiss.fvec_inner_products_by_idx(*pointers, vectors_LD.shape[1], num_queries, num_candidates)
+    return scores_BW
+
+
+def _score_with_torch(queries_BD: Tensor, vectors_LD: Tensor, labels_BW: NDArray[np.int64]) -> NDArray[np.float32]:
+    scores_BW = torch.empty(labels_BW.shape, dtype=torch.float32)
+    size = max(1, _GATHERED_FLOATS // (labels_BW.shape[1] * vectors_LD.shape[1]))
+    for start in range(0, len(queries_BD), size):
+        part = slice(start, start + size)
+        labels = torch.from_numpy(labels_BW[part])
+        gathered_BWD = vectors_LD.index_select(0, labels.flatten()).view(*labels.shape, -1)
+        scores_BW[part] = torch.bmm(gathered_BWD, queries_BD[part].unsqueeze(2)).squeeze(2)
+    scores: NDArray[np.float32] = scores_BW.numpy()
+    return scores
+
+
+def _is_stored(pairs: csr_matrix, labels_BW: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell for each label whether a sparse matrix has an entry for it in the same row."""
+    num_rows, num_labels = pairs.shape
+    rows = np.repeat(np.arange(num_rows, dtype=np.int64), np.diff(pairs.indptr))
+    stored = np.sort(rows * num_labels + pairs.indices)
+    if not len(stored):
         return np.zeros(labels_BW.shape, dtype=np.bool_)
-    places = np.minimum(np.searchsorted(pairs, asked), len(pairs) - 1)
-    found: Any = (pairs[places] == asked) & (labels_BW >= 0)
-    return np.asarray(found, dtype=np.bool_)
+    keys_BW = np.arange(num_rows, dtype=np.int64)[:, None] * num_labels + labels_BW
+    places = np.minimum(np.searchsorted(stored, keys_BW), len(stored) - 1)
+    return np.asarray((stored[places] == keys_BW) & (labels_BW >= 0), dtype=np.bool_)
+
+
+def _sample(vectors_ND: Tensor) -> Tensor:
+    """Return at most `_MAX_SAMPLED` of the vectors, evenly spread."""
+    step = max(1, len(vectors_ND) // _MAX_SAMPLED)
+    return vectors_ND[::step][:_MAX_SAMPLED].to("cpu", torch.float32)
+
+
+def _noisy_sample(vectors_LD: Tensor) -> Tensor:
+    """Return some of the label vectors with noise of a third of their length, in place of queries."""
+    sample_ND = _sample(vectors_LD)
+    noise_ND = torch.randn(sample_ND.shape, generator=torch.Generator().manual_seed(0))
+    lengths_N1: Tensor = torch.linalg.vector_norm(sample_ND, dim=1, keepdim=True)
+    return sample_ND + noise_ND * lengths_N1 / (3 * math.sqrt(sample_ND.shape[1]))

@@ -1,26 +1,23 @@
-"""What an index is, which there are, and which one a number of labels asks for.
+"""The contract of an index: which backends there are, what each can do, and whose vectors it holds.
 
-An index ranks labels by inner product with a query. Labels are positions 0 to L - 1, in the order of the vectors that
-the index was built from; `add` appends, `remove` closes ranks. Both return another index and leave the old one as it
-was, so that a search under way in another thread never sees half a change.
+An index ranks labels by their inner product with a query. Labels are positions 0 to L - 1, in the order of the vectors
+that the index was built from. `dexter.index.folder` builds, saves and opens one.
 
-    build   `dexter.index.build`: measured against exact search, refused below the bar
-    load    `dexter.index.load`: refused where files are damaged or belong to another encoder
-
-`ExactIndex` looks at every label. `ApproximateIndex` asks an *engine* for candidates and scores those exactly; an
-engine knows vectors by row numbers of its own, that are never used twice.
+`ExactIndex` scores every label. `ApproximateIndex` asks an *engine* for candidates and scores those exactly. The row
+numbers of an engine are the positions of the labels when the index was built.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dexter.errors import UsageError
+from dexter.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -31,7 +28,10 @@ if TYPE_CHECKING:
 BackendName = Literal["exact", "pq", "hnsw", "pgvector", "qdrant"]
 BACKENDS: tuple[BackendName, ...] = ("exact", "pq", "hnsw", "pgvector", "qdrant")
 EXACT_UP_TO = 200_000
-"""Labels up to which exact search is the default: it is as quick as anything until about there (bench/index.py)."""
+"""Number of labels up to which exact search is the default: below it, no other backend is faster (bench/index.py)."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,50}")
+_MAX_ROWS = 2**40
 
 
 class Index(Protocol):
@@ -39,17 +39,17 @@ class Index(Protocol):
 
     @property
     def backend(self) -> BackendName:
-        """Its kind."""
+        """Name of the backend."""
         ...
 
     @property
     def recall(self) -> float | None:
-        """The share of the exact 100 best labels that it finds, as measured when it was built; None: not measured."""
+        """Share of the exact 100 best labels that it finds, as measured when it was built; None: not measured."""
         ...
 
     @property
     def vectors_LD(self) -> Tensor:
-        """The labels' vectors."""
+        """The label vectors."""
         ...
 
     def search(
@@ -60,19 +60,7 @@ class Index(Protocol):
         exclude: csr_matrix | None = None,
         ceiling: np.ndarray | None = None,
     ) -> TopK:
-        """The k best labels of each query; arguments as in `dexter.index.search`."""
-        ...
-
-    def add(self, vectors_MD: Tensor) -> Index:
-        """The index with more labels at the end."""
-        ...
-
-    def remove(self, positions: NDArray[np.int64]) -> Index:
-        """The index without some labels; the others keep their order."""
-        ...
-
-    def save(self, folder: Path, *, stamp: Stamp) -> None:
-        """Write it as a folder, whole or not at all; an older one in its place is replaced."""
+        """Return the k best labels of each query; arguments as in `dexter.index.search`."""
         ...
 
 
@@ -81,72 +69,100 @@ class Stamp:
     """Whose vectors an index holds."""
 
     fingerprint: str
-    """Of the encoder that made them."""
+    """Fingerprint of the encoder that made the vectors."""
     head: str
-    """Of the model, whose vectors were indexed."""
+    """Model head whose vectors were indexed."""
     label_keys: NDArray[np.int64]
     """A hash of each label's id and text, in the order of the vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where an engine outside this process keeps vectors."""
+class DatabaseAddress:
+    """Where a database keeps the vectors of an index.
+
+    The URL is never written to a file: it may hold a password, and a folder that somebody else made must not decide
+    which server is called.
+    """
 
     url: str
     """Address of the server, or the folder of Qdrant's local mode."""
     name: str
-    """Of the table or collection."""
+    """Name of the table or collection."""
 
 
 class Engine(Protocol):
-    """Finds rows whose vectors have large inner products with a query, quickly and not always all of them."""
+    """Finds rows whose vectors have large inner products with a query; fast, and may miss some."""
+
+    ARRAYS: ClassVar[Mapping[str, type[np.generic]]]
+    """Name and type of each array that `arrays` returns; empty for a database."""
 
     @classmethod
-    def build(cls, vectors_LD: NDArray[np.float32], *, place: Place | None = None) -> Self:
-        """An engine over vectors, whose rows are 0 to L - 1."""
+    def build(cls, vectors_LD: NDArray[np.float32], *, address: DatabaseAddress | None = None) -> Self:
+        """Build an engine whose rows are 0 to L - 1."""
         ...
 
     @classmethod
-    def read(cls, folder: Path, described: dict[str, Any], *, dimension: int, place: Place | None = None) -> Self:
-        """The engine that `write` wrote, which returned `described`; damage is a `ModelError`."""
+    def restore(
+        cls,
+        arrays: Mapping[str, NDArray[Any]],
+        description: Mapping[str, Any],
+        *,
+        dimension: int,
+        url: str | None = None,
+    ) -> Self:
+        """Rebuild the engine from what `arrays` and `describe` returned; raise `ModelError` where they do not fit."""
         ...
 
     @property
-    def rows_end(self) -> int:
-        """Every row is below this number."""
+    def num_rows(self) -> int:
+        """Number of vectors."""
         ...
 
     @property
-    def most_candidates(self) -> int:
-        """How many candidates it can be asked for."""
+    def max_candidates(self) -> int:
+        """Largest number of candidates per query that it can return."""
         ...
 
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
-        """Rows for each query in any order; -1 where there are fewer."""
+        """Return rows for each query in any order; -1 where there are fewer."""
         ...
 
-    def write(self, folder: Path) -> dict[str, Any]:
-        """Put its files into a folder and return what else `read` needs."""
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays to save."""
         ...
 
-
-@runtime_checkable
-class StoringEngine(Protocol):
-    """An engine whose rows live in a database and can change one by one."""
-
-    def change(self, gone: NDArray[np.int64], vectors_MD: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Delete some rows and insert vectors; returns the rows of these."""
+    def describe(self) -> dict[str, Any]:
+        """Return plain values to save beside the arrays."""
         ...
 
 
 def default_backend(num_labels: int) -> BackendName:
-    """Exact search as long as it is quick, then product quantisation."""
+    """Return `exact` as long as that is fast, then product quantisation."""
     return "exact" if num_labels <= EXACT_UP_TO else "pq"
 
 
 def checked_backend(name: str) -> BackendName:
-    """A backend's name, or an error that lists them."""
+    """Return a backend's name, or raise an error that lists them."""
     for known in BACKENDS:
         if name == known:
             return known
     raise UsageError(f"unknown index backend {name!r}: expected one of {', '.join(BACKENDS)}")
+
+
+def checked_address(address: DatabaseAddress | None, *, backend: str, example: str) -> DatabaseAddress:
+    """Return the address; raise where it is missing, or where the name is not one that dexter gives."""
+    if address is None or not address.url:
+        raise UsageError(
+            f"the backend {backend} needs the address of a server: give --url {example}, or set DEXTER_INDEX_URL"
+        )
+    if not _NAME.fullmatch(address.name):
+        raise ModelError(f"{address.name!r} is not the name of a table or collection of dexter")
+    return address
+
+
+def read_table_description(description: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the name of the table or collection and its number of rows, from a database engine's `describe`."""
+    name, num_rows = description.get("name"), description.get("num_rows")
+    if not isinstance(name, str) or not isinstance(num_rows, int) or not 0 < num_rows <= _MAX_ROWS:
+        raise ModelError("does not name the table that holds its vectors")
+    return name, num_rows

@@ -2,38 +2,34 @@
 
 Scores are computed in tiles of queries x labels, and the full matrix never exists. A tile is not sorted: the maximum of
 every 32 neighbouring columns is taken while they are in cache, and only groups whose maximum reaches the floor of the
-query are looked at again. The floor is the score of its k-th best label so far, in the first tile the k-th largest
-maximum; as many labels reach it as have to be found, so that nothing below it is missed. It rises from tile to tile,
-and soon few groups reach it.
+query are examined again. The floor is the score of the query's k-th best label so far, in the first tile the k-th
+largest maximum: at least k labels reach it, so nothing below it can be among the best. It rises from tile to tile, and
+soon few groups reach it.
 
-A score and its column travel as one int64 key (`dexter.index.keys`), so that equal scores rank the same way whatever
-the tiling, the number of threads or the selection algorithm.
+A score and its column are kept as one int64 key: comparing two keys compares the scores and then prefers the lower
+column. Equal scores therefore rank the same way whatever the tiling, the number of threads or the selection algorithm.
 
 Shapes: N queries, L labels, D dimensions, B queries and C labels in a tile, G groups in a tile, P pairs of a query and
-a group that are looked at again, K places.
+a group that are examined again, K places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from dexter.errors import ModelError, UsageError
-from dexter.index.base import BackendName, Stamp
-from dexter.index.folder import write_index
-from dexter.index.keys import NO_KEY, columns_of, kth_largest, largest, make_keys, places_reaching, scores_of
+from dexter.index.base import BackendName
+from dexter.processes import Processes, SingleProcess, stack
 from dexter.types import TopK
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from scipy.sparse import csr_matrix
 
 GROUP = 32
@@ -44,11 +40,17 @@ COLUMNS = 8_192
 """Labels in a tile: few enough that its scores are still in the last cache when the group maxima are taken, many enough
 that threads seldom wait for each other."""
 KEYS = 2**21
-"""Scores of a tile that are looked at again at a time, at the most, which is where all labels are equal."""
+"""Scores of a tile that are examined again at a time; reached only where very many labels are equal."""
+MERGED_QUERIES = 2**16
+"""Queries whose results from all processes are in memory and merged at a time."""
+LOWER_HALF = 0xFFFFFFFF
+"""Mask of the bits of a key that hold the column."""
+NO_KEY = -0x7F800001 << 32
+"""Below every other key: minus infinity, and no column."""
 
 
 class Tiling(NamedTuple):
-    """What is scored at a time: a matrix product of `rows` queries and `width` labels."""
+    """Size of a tile: a matrix product of `rows` queries and `width` labels."""
 
     rows: int
     width: int
@@ -63,7 +65,6 @@ def search(
     memory_budget: int = 256 * 2**20,
     exclude: csr_matrix | None = None,
     ceiling: np.ndarray | None = None,
-    progress: bool = False,
 ) -> TopK:
     """Find the k labels with the largest inner product with each query, exactly.
 
@@ -74,7 +75,6 @@ def search(
         memory_budget: bytes for the scores held at a time and what is derived from them; the result is not counted.
         exclude: queries x labels; a stored entry marks a pair that is never returned (a filter pair, a positive).
         ceiling: one number per query; labels that score above it are never returned.
-        progress: show a progress bar.
     """
     queries_ND, labels_LD = torch.as_tensor(queries_ND), torch.as_tensor(labels_LD)
     check_arguments(queries_ND, labels_LD, k, exclude, ceiling)
@@ -82,13 +82,13 @@ def search(
     tiling = _choose_tiling(num_queries, num_labels, memory_budget)
     scores_BC = torch.empty(tiling.rows, tiling.width, device=labels_LD.device)
     found = TopK(np.full((num_queries, k), -1, dtype=np.int64), np.full((num_queries, k), -np.inf, dtype=np.float32))
-    for rows in _slices(0, num_queries, tiling.rows, progress=progress):
+    for rows in _slices(0, num_queries, tiling.rows):
         tile_queries_BD = queries_ND[rows].to(labels_LD.device, torch.float32)
         limits_B1 = None if ceiling is None else torch.as_tensor(ceiling[rows]).to(tile_queries_BD).unsqueeze(1)
-        banned = None if exclude is None else _Banned.of(exclude[rows])
+        excluded = None if exclude is None else _ExcludedPairs.of(exclude[rows])
         best_BK = torch.empty(len(tile_queries_BD), 0, dtype=torch.int64, device=labels_LD.device)
         for columns in _slices(0, num_labels, tiling.width):
-            tile_BC, maxima_BG = _score(tile_queries_BD, labels_LD, columns, scores_BC, banned, limits_B1)
+            tile_BC, maxima_BG = _score(tile_queries_BD, labels_LD, columns, scores_BC, excluded, limits_B1)
             floors_B1 = kth_largest(maxima_BG, k) if best_BK.shape[1] < k else scores_of(best_BK.amin(1, keepdim=True))
             keys_BK = _select(tile_BC, maxima_BG, floors_B1, k, first_column=columns.start)
             best_BK = largest(torch.cat([best_BK, keys_BK], dim=1), k)
@@ -96,14 +96,81 @@ def search(
     return found
 
 
-class _Banned(NamedTuple):
-    """Excluded pairs of the queries of a tile, in order of column."""
+@dataclass(frozen=True)
+class ExactIndex:
+    """Scores every label, on the device the vectors are on."""
+
+    vectors_LD: Tensor
+    backend: BackendName = field(default="exact", init=False)
+    recall: float | None = field(default=1.0, init=False)
+
+    def search(
+        self,
+        queries_ND: Tensor | np.ndarray,
+        k: int,
+        *,
+        exclude: csr_matrix | None = None,
+        ceiling: np.ndarray | None = None,
+    ) -> TopK:
+        """Return the k best labels of each query."""
+        return search(queries_ND, self.vectors_LD, k, exclude=exclude, ceiling=ceiling)
+
+
+def search_shards(
+    queries_ND: Tensor,
+    labels_LD: Tensor,
+    k: int,
+    *,
+    label_ids: np.ndarray | None = None,
+    processes: Processes | None = None,
+    exclude: csr_matrix | None = None,
+    **settings: Any,
+) -> TopK:
+    """Find the k best labels of all processes for each query: each searches its own labels, the results are merged.
+
+    Every process passes the same queries and returns the same result, which is that of one search over all labels;
+    equal scores rank by id.
+
+    Args:
+        queries_ND: the queries, equal on every process.
+        labels_LD: vectors of the labels that this process holds, possibly none.
+        k: labels per query.
+        label_ids: ids of the held labels among those of all processes, ascending; needed where there are several.
+        processes: those that hold the other labels; a single process if left out.
+        exclude: queries x held labels; pairs that are never returned.
+        settings: further arguments of `search`.
+    """
+    processes = processes or SingleProcess()
+    found = search(queries_ND, labels_LD, k, exclude=exclude, **settings)
+    if processes.size == 1:
+        return found
+    assert label_ids is not None
+    ids_NK = np.append(label_ids, -1)[found.ids]
+    merged = [
+        _merge(processes, ids_NK[part], found.scores[part], k)
+        for part in _slices(0, max(len(ids_NK), 1), MERGED_QUERIES)
+    ]
+    return TopK(np.concatenate([part.ids for part in merged]), np.concatenate([part.scores for part in merged]))
+
+
+def _merge(processes: Processes, ids_NK: np.ndarray, scores_NK: np.ndarray, k: int) -> TopK:
+    """Return the k best of what all processes found for the same queries."""
+    ids, scores = (
+        stack(processes, torch.from_numpy(np.ascontiguousarray(values))).transpose(0, 1).flatten(1).numpy()
+        for values in (ids_NK, scores_NK)
+    )
+    order = np.lexsort((ids, -scores), axis=1)[:, :k]
+    return TopK(np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1))
+
+
+class _ExcludedPairs(NamedTuple):
+    """Pairs of a tile's queries and labels that are never returned, in order of column."""
 
     rows: np.ndarray
     columns: np.ndarray
 
     @classmethod
-    def of(cls, exclude: csr_matrix) -> _Banned:
+    def of(cls, exclude: csr_matrix) -> _ExcludedPairs:
         rows = np.repeat(np.arange(exclude.shape[0]), np.diff(exclude.indptr))
         order = np.argsort(exclude.indices, kind="stable")
         return cls(rows[order], exclude.indices[order].astype(np.int64))
@@ -135,7 +202,7 @@ def check_arguments(
 
 
 def _choose_tiling(num_queries: int, num_labels: int, memory_budget: int) -> Tiling:
-    """Tile sizes within the budget: as many rows as the matrix product profits from, then as many labels as fit."""
+    """Choose tile sizes within the budget: up to `ROWS` queries, then as many labels as fit, up to `COLUMNS`."""
     # Four bytes for a score, and up to one more for group maxima, keys of found labels and selection.
     entries = memory_budget // 5
     rows = max(1, min(num_queries, ROWS, entries // COLUMNS))
@@ -143,14 +210,9 @@ def _choose_tiling(num_queries: int, num_labels: int, memory_budget: int) -> Til
     return Tiling(rows, max(GROUP, width // GROUP * GROUP))
 
 
-def _slices(start: int, stop: int, size: int, *, progress: bool = False) -> Iterator[slice]:
-    """Consecutive slices of at most `size` from start to stop."""
-    starts: Iterable[int] = range(start, stop, size)
-    if progress:
-        from tqdm import tqdm
-
-        starts = tqdm(starts, desc="search", unit="tile")
-    for first in starts:
+def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Yield consecutive slices of at most `size` from start to stop."""
+    for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))
 
 
@@ -159,16 +221,16 @@ def _score(
     labels_LD: Tensor,
     columns: slice,
     scores_BC: Tensor,
-    banned: _Banned | None,
+    excluded: _ExcludedPairs | None,
     limits_B1: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Write the scores of some columns; returns them, padded to whole groups, and the maxima of the groups."""
+    """Compute the scores of some columns; return them, padded to whole groups, and the maxima of the groups."""
     num_columns = columns.stop - columns.start
     padded_BC = scores_BC.view(-1)[: len(queries_BD) * -(-num_columns // GROUP) * GROUP].view(len(queries_BD), -1)
     real_BC = padded_BC[:, :num_columns]
     torch.mm(queries_BD, labels_LD[columns].to(torch.float32).T, out=real_BC)
-    if banned is not None:
-        banned.remove(real_BC, columns)
+    if excluded is not None:
+        excluded.remove(real_BC, columns)
     if limits_B1 is not None:
         real_BC.masked_fill_(real_BC > limits_B1, -torch.inf)
     padded_BC[:, num_columns:] = -torch.inf
@@ -179,7 +241,7 @@ def _score(
 
 
 def _select(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, first_column: int) -> Tensor:
-    """Keys of the k best columns of each row, a few rows at a time; `NO_KEY` where there are fewer."""
+    """Return keys of the k best columns of each row, a few rows at a time; `NO_KEY` where there are fewer."""
     parts = _slices(0, len(scores_BC), max(1, KEYS // scores_BC.shape[1]))
     found = [
         _best_above(scores_BC[rows], maxima_BG[rows], floors_B1[rows], k, first_column=first_column) for rows in parts
@@ -189,21 +251,21 @@ def _select(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, 
 
 
 def _best_above(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, first_column: int) -> Tensor:
-    """Keys of the k best columns of some rows, among those that reach the row's floor."""
+    """Return keys of the k best columns of some rows, among those that reach the row's floor."""
     num_rows, num_groups = maxima_BG.shape
-    places_P = places_reaching(maxima_BG, floors_B1)
+    places_P = flat_indices_reaching(maxima_BG, floors_B1)
     rows_P = places_P.div(num_groups, rounding_mode="floor")
-    looked_at_PG = scores_BC.view(-1, GROUP).index_select(0, places_P)
-    reached = places_reaching(looked_at_PG, floors_B1.index_select(0, rows_P))
+    examined_PG = scores_BC.view(-1, GROUP).index_select(0, places_P)
+    reached = flat_indices_reaching(examined_PG, floors_B1.index_select(0, rows_P))
     pairs = reached.div(GROUP, rounding_mode="floor")
     rows, groups = rows_P.index_select(0, pairs), places_P.index_select(0, pairs)
     columns = (groups - rows * num_groups - pairs).mul_(GROUP).add_(reached).add_(first_column)
-    keys = make_keys(looked_at_PG.view(-1).index_select(0, reached), columns)
+    keys = make_keys(examined_PG.view(-1).index_select(0, reached), columns)
     return largest(_as_rows(keys, torch.bincount(rows, minlength=num_rows)), k)
 
 
 def _as_rows(keys: Tensor, counts_B: Tensor) -> Tensor:
-    """Keys that lie one row after the other as a matrix, whose shorter rows end in `NO_KEY`."""
+    """Return keys that lie one row after the other as a matrix; shorter rows end in `NO_KEY`."""
     width = int(counts_B.max())
     matrix = keys.new_full((len(counts_B), width), NO_KEY)
     matrix[torch.arange(width, device=keys.device) < counts_B.unsqueeze(1)] = keys
@@ -211,49 +273,62 @@ def _as_rows(keys: Tensor, counts_B: Tensor) -> Tensor:
 
 
 def _write(found: TopK, rows: slice, keys_BK: Tensor) -> None:
-    """Decode sorted keys into the result; what scored minus infinity was excluded or is padding."""
+    """Decode sorted keys into the result; a score of minus infinity marks an excluded pair or padding."""
     scores = scores_of(keys_BK).cpu().numpy()
     ids = columns_of(keys_BK).cpu().numpy()
     found.scores[rows, : scores.shape[1]] = scores
     found.ids[rows, : ids.shape[1]] = np.where(scores == -np.inf, -1, ids)
 
 
-@dataclass(frozen=True)
-class ExactIndex:
-    """Every label is looked at, on the device the vectors are on."""
+def make_keys(scores: Tensor, columns: Tensor) -> Tensor:
+    """Return int64 keys that order by score and then by lower column.
 
-    vectors_LD: Tensor
-    backend: BackendName = field(default="exact", init=False)
-    recall: float | None = field(default=1.0, init=False)
-
-    def search(
-        self,
-        queries_ND: Tensor | np.ndarray,
-        k: int,
-        *,
-        exclude: csr_matrix | None = None,
-        ceiling: np.ndarray | None = None,
-    ) -> TopK:
-        """The k best labels of each query."""
-        return search(queries_ND, self.vectors_LD, k, exclude=exclude, ceiling=ceiling)
-
-    def add(self, vectors_MD: Tensor) -> ExactIndex:
-        """The index with more labels at the end."""
-        return ExactIndex(torch.cat([self.vectors_LD, vectors_MD.to(self.vectors_LD)]))
-
-    def remove(self, positions: NDArray[np.int64]) -> ExactIndex:
-        """The index without some labels."""
-        return ExactIndex(self.vectors_LD[kept_positions(len(self.vectors_LD), positions)])
-
-    def save(self, folder: Path, *, stamp: Stamp) -> None:
-        """Write which vectors it holds; they themselves are the model's."""
-        write_index(folder, self, stamp=stamp)
+    The upper half holds the score in an order-preserving form, the lower half the complement of the column.
+    """
+    # Adding zero turns -0 into 0. The bits of negative floats count downwards: flip them all but the sign.
+    bits = (scores + 0.0).view(torch.int32)
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    return bits.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(LOWER_HALF - columns)
 
 
-def kept_positions(num_labels: int, gone: NDArray[np.int64]) -> Tensor:
-    """All positions but some, which must be positions of labels."""
-    if len(gone) and not (gone.min() >= 0 and gone.max() < num_labels):
-        raise UsageError(f"cannot remove label {gone[(gone < 0) | (gone >= num_labels)][0]}: there are {num_labels}")
-    keep = torch.ones(num_labels, dtype=torch.bool)
-    keep[torch.from_numpy(gone)] = False
-    return keep.nonzero().squeeze(1)
+def columns_of(keys: Tensor) -> Tensor:
+    """Return the columns of keys."""
+    return LOWER_HALF - (keys & LOWER_HALF)
+
+
+def scores_of(keys: Tensor) -> Tensor:
+    """Return the scores of keys."""
+    bits = (keys >> 32).to(torch.int32)
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    return bits.view(torch.float32)
+
+
+def largest(keys: Tensor, k: int) -> Tensor:
+    """Return the k largest keys of each row (all of them where there are fewer), in any order."""
+    if keys.shape[1] <= k:
+        return keys
+    if keys.device.type != "cpu":
+        return keys.topk(k, dim=1, sorted=False).values
+    # NumPy's partition is several times faster on a CPU than torch.topk; it works in place on the tensor's memory.
+    array = keys.numpy()
+    array.partition(array.shape[1] - k, axis=1)
+    return keys[:, -k:]
+
+
+def kth_largest(values: Tensor, k: int) -> Tensor:
+    """Return the k-th largest value of each row, as a column; minus infinity where a row has fewer."""
+    if values.shape[1] < k:
+        return values.new_full((len(values), 1), -torch.inf)
+    if values.device.type != "cpu":
+        return values.topk(k, dim=1).values[:, -1:]
+    array = values.numpy().copy()
+    array.partition(array.shape[1] - k, axis=1)
+    return torch.from_numpy(array[:, -k, None].copy())
+
+
+def flat_indices_reaching(values: Tensor, floors: Tensor) -> Tensor:
+    """Return flat indices of the values that are at least the floor of their row."""
+    if values.device.type != "cpu":
+        return (values >= floors).view(-1).nonzero().squeeze(1)
+    # Two to three times as fast as torch on a CPU.
+    return torch.from_numpy(np.flatnonzero(values.numpy() >= floors.numpy()))

@@ -1,27 +1,24 @@
 """PostgreSQL with the pgvector extension: vectors in a table, an HNSW index over them, one statement per search.
 
-The table is made in one transaction, so that others see the old one or the new one. Rows can be added and deleted while
-others search.
+The table is made in one transaction, so that others see the old one or the new one.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import ModelError, ResourceError, UsageError, require
-from dexter.index.base import Place
-from dexter.index.places import checked_place, read_words
+from dexter.index.base import DatabaseAddress, checked_address, read_table_description
 
-_MOST_DIMENSIONS = 2_000
-"""Of pgvector's HNSW over float32."""
-_MOST_CANDIDATES = 1_000
+_MAX_DIMENSIONS = 2_000
+"""Limit of pgvector's HNSW over float32."""
+_MAX_CANDIDATES = 1_000
 """The largest breadth (ef_search) that pgvector takes."""
 _LINKS, _BREADTH = 16, 100
 _QUERIES_AT_ONCE = 64
@@ -30,24 +27,26 @@ _QUERIES_AT_ONCE = 64
 class PgvectorEngine:
     """One table on a server."""
 
-    def __init__(self, connection: Any, place: Place, *, next_row: int = 0) -> None:
-        self._connection, self._place, self._next_row = connection, place, next_row
-        self._alone = threading.Lock()
+    ARRAYS: ClassVar[Mapping[str, type[np.generic]]] = {}
+
+    def __init__(self, connection: Any, address: DatabaseAddress, *, num_rows: int) -> None:
+        self._connection, self._address, self._num_rows = connection, address, num_rows
+        self._lock = threading.Lock()
         """A connection has one transaction at a time."""
 
     @classmethod
-    def build(cls, vectors_LD: NDArray[np.float32], *, place: Place | None = None) -> Self:
+    def build(cls, vectors_LD: NDArray[np.float32], *, address: DatabaseAddress | None = None) -> Self:
         """Make the table and its index, in place of an older one."""
-        engine = cls._open(place, next_row=len(vectors_LD))
-        if vectors_LD.shape[1] > _MOST_DIMENSIONS:
+        engine = cls._connect(address, num_rows=len(vectors_LD))
+        if vectors_LD.shape[1] > _MAX_DIMENSIONS:
             raise UsageError(
-                f"pgvector indexes at most {_MOST_DIMENSIONS} dimensions, these vectors have {vectors_LD.shape[1]}: "
+                f"pgvector indexes at most {_MAX_DIMENSIONS} dimensions, these vectors have {vectors_LD.shape[1]}: "
                 "choose another backend, or train with head.projection"
             )
-        with _server_errors(engine._place), engine._connection.transaction():
+        with _server_errors(engine._address), engine._connection.transaction():
             engine._run("DROP TABLE IF EXISTS {table}")
             engine._run(f"CREATE TABLE {{table}} (id bigint PRIMARY KEY, embedding vector({vectors_LD.shape[1]}))")
-            engine._copy(np.arange(len(vectors_LD)), vectors_LD)
+            engine._copy(vectors_LD)
             engine._run(
                 "CREATE INDEX ON {table} USING hnsw (embedding vector_ip_ops) "
                 f"WITH (m = {_LINKS}, ef_construction = {_BREADTH})"
@@ -55,32 +54,39 @@ class PgvectorEngine:
         return engine
 
     @classmethod
-    def read(cls, folder: Path, described: dict[str, Any], *, dimension: int, place: Place | None = None) -> Self:
-        """Find the table again, and check that it has as many rows as it should."""
-        name, num_rows, next_row = read_words(folder, described)
-        engine = cls._open(None if place is None else Place(url=place.url, name=name), next_row=next_row)
-        with _server_errors(engine._place):
+    def restore(
+        cls,
+        arrays: Mapping[str, NDArray[Any]],
+        description: Mapping[str, Any],
+        *,
+        dimension: int,
+        url: str | None = None,
+    ) -> Self:
+        """Find the table again, and check its number of rows."""
+        name, num_rows = read_table_description(description)
+        engine = cls._connect(None if url is None else DatabaseAddress(url=url, name=name), num_rows=num_rows)
+        with _server_errors(engine._address):
             if engine._run("SELECT to_regclass({literal})").fetchone()[0] is None:
-                raise ModelError(f"{folder}: the server has no table {name}: run `dexter index` again")
+                raise ModelError(f"the server has no table {name}")
             found = engine._run("SELECT count(*) FROM {table}").fetchone()[0]
         if found != num_rows:
-            raise ModelError(f"{folder}: table {name} has {found} rows, expected {num_rows}: run `dexter index` again")
+            raise ModelError(f"table {name} has {found} rows, expected {num_rows}")
         return engine
 
     @property
-    def rows_end(self) -> int:
-        """Every row is below this number."""
-        return self._next_row
+    def num_rows(self) -> int:
+        """Number of vectors."""
+        return self._num_rows
 
     @property
-    def most_candidates(self) -> int:
-        """As many as the walk through its graph may hold."""
-        return _MOST_CANDIDATES
+    def max_candidates(self) -> int:
+        """The largest breadth of the walk through its graph."""
+        return _MAX_CANDIDATES
 
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
-        """The rows that the server finds."""
+        """Return the rows that the server finds."""
         rows_NW = np.full((len(queries_ND), num_candidates), -1, dtype=np.int64)
-        with self._alone, _server_errors(self._place), self._connection.transaction():
+        with self._lock, _server_errors(self._address), self._connection.transaction():
             self._run(f"SET LOCAL hnsw.ef_search = {num_candidates}")
             # Without this the server may prefer to sort the whole table.
             self._run("SET LOCAL enable_seqscan = off")
@@ -95,55 +101,48 @@ class PgvectorEngine:
                     rows_NW[start + number - 1, : len(ids)] = ids
         return rows_NW
 
-    def change(self, gone: NDArray[np.int64], vectors_MD: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Delete rows and insert others under new numbers, in one transaction."""
-        rows = np.arange(self._next_row, self._next_row + len(vectors_MD))
-        with self._alone, _server_errors(self._place), self._connection.transaction():
-            self._copy(rows, vectors_MD)
-            self._run("DELETE FROM {table} WHERE id = ANY(%s)", (gone.tolist(),))
-        self._next_row += len(vectors_MD)
-        return rows
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return nothing: the server has the vectors."""
+        return {}
 
-    def write(self, folder: Path) -> dict[str, Any]:
-        """The server has the rows already; say which table they are in. The address is not written anywhere."""
-        with self._alone, _server_errors(self._place):
-            num_rows = self._run("SELECT count(*) FROM {table}").fetchone()[0]
-        return {"name": self._place.name, "num_rows": num_rows, "next_row": self._next_row}
+    def describe(self) -> dict[str, Any]:
+        """Return the table's name and number of rows. The address is not written anywhere."""
+        return {"name": self._address.name, "num_rows": self._num_rows}
 
     @classmethod
-    def _open(cls, place: Place | None, *, next_row: int) -> Self:
-        place = checked_place(place, backend="pgvector", example="postgresql://user@host/database")
+    def _connect(cls, address: DatabaseAddress | None, *, num_rows: int) -> Self:
+        address = checked_address(address, backend="pgvector", example="postgresql://user@host/database")
         psycopg = require("psycopg", extra="pgvector", purpose="an index in PostgreSQL")
         types = require("pgvector.psycopg", extra="pgvector", purpose="an index in PostgreSQL")
-        with _server_errors(place):
-            connection = psycopg.connect(place.url, autocommit=True)
+        with _server_errors(address):
+            connection = psycopg.connect(address.url, autocommit=True)
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
             types.register_vector(connection)
-        return cls(connection, place, next_row=next_row)
+        return cls(connection, address, num_rows=num_rows)
 
     def _run(self, statement: str, values: tuple[Any, ...] = ()) -> Any:
         """Run a statement in which {table} stands for the table's name."""
         from psycopg import sql
 
-        name = self._place.name
+        name = self._address.name
         composed = sql.SQL(statement).format(table=sql.Identifier(name), literal=sql.Literal(name))
         return self._connection.execute(composed, values or None)
 
-    def _copy(self, rows: NDArray[np.int64], vectors_MD: NDArray[np.float32]) -> None:
+    def _copy(self, vectors_LD: NDArray[np.float32]) -> None:
         from psycopg import sql
 
         statement = sql.SQL("COPY {} (id, embedding) FROM STDIN WITH (FORMAT BINARY)")
         with (
             self._connection.cursor() as cursor,
-            cursor.copy(statement.format(sql.Identifier(self._place.name))) as copy,
+            cursor.copy(statement.format(sql.Identifier(self._address.name))) as copy,
         ):
             copy.set_types(["int8", "vector"])
-            for row, vector in zip(rows.tolist(), vectors_MD, strict=True):
+            for row, vector in enumerate(vectors_LD):
                 copy.write_row((row, vector))
 
 
 @contextmanager
-def _server_errors(place: Place) -> Iterator[None]:
+def _server_errors(address: DatabaseAddress) -> Iterator[None]:
     """Turn what the server or its driver refuses into one line, without the address, which may hold a password."""
     import psycopg
 
@@ -152,7 +151,7 @@ def _server_errors(place: Place) -> Iterator[None]:
     except psycopg.OperationalError as error:
         raise ResourceError(f"PostgreSQL cannot be reached: {_first_line(error)}: check the address") from error
     except psycopg.Error as error:
-        raise ModelError(f"PostgreSQL, table {place.name}: {_first_line(error)}") from error
+        raise ModelError(f"PostgreSQL, table {address.name}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Qdrant: vectors as the points of a collection, in a server or cluster by its URL, or in a folder (local mode).
 
-Local mode is part of the client, looks at every vector, and is meant for trials: one process at a time, few labels.
+Local mode is part of the client, compares with every vector, and is meant for trials: one process, few labels.
 """
 
 from __future__ import annotations
@@ -8,130 +8,125 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import ModelError, ResourceError, require
-from dexter.index.base import Place
-from dexter.index.places import checked_place, read_words
+from dexter.index.base import DatabaseAddress, checked_address, read_table_description
 
 log = logging.getLogger("dexter")
 
-_MOST_CANDIDATES = 10_000
+_MAX_CANDIDATES = 10_000
+"""A bound on what one answer over the network holds."""
 _POINTS_AT_ONCE, _QUERIES_AT_ONCE = 1_000, 64
 _LOCAL_CLIENTS: WeakValueDictionary[str, Any] = WeakValueDictionary()
-"""The open folders of local mode, which can be opened once only."""
+"""The open folders of local mode, each of which can be opened only once."""
 
 
 class QdrantEngine:
     """One collection."""
 
-    def __init__(self, client: Any, place: Place, *, next_row: int = 0) -> None:
-        self._client, self._place, self._next_row = client, place, next_row
+    ARRAYS: ClassVar[Mapping[str, type[np.generic]]] = {}
+
+    def __init__(self, client: Any, address: DatabaseAddress, *, num_rows: int) -> None:
+        self._client, self._address, self._num_rows = client, address, num_rows
 
     @classmethod
-    def build(cls, vectors_LD: NDArray[np.float32], *, place: Place | None = None) -> Self:
+    def build(cls, vectors_LD: NDArray[np.float32], *, address: DatabaseAddress | None = None) -> Self:
         """Make the collection, in place of an older one of the same name."""
-        engine = cls._open(place, next_row=len(vectors_LD))
+        engine = cls._connect(address, num_rows=len(vectors_LD))
         models = _models()
-        with _client_errors(engine._place):
-            engine._client.delete_collection(engine._place.name)
+        with _client_errors(engine._address):
+            engine._client.delete_collection(engine._address.name)
             parameters = models.VectorParams(size=vectors_LD.shape[1], distance=models.Distance.DOT)
-            engine._client.create_collection(engine._place.name, vectors_config=parameters)
-        engine._insert(np.arange(len(vectors_LD)), vectors_LD)
+            engine._client.create_collection(engine._address.name, vectors_config=parameters)
+        engine._insert(vectors_LD)
         return engine
 
     @classmethod
-    def read(cls, folder: Path, described: dict[str, Any], *, dimension: int, place: Place | None = None) -> Self:
-        """Find the collection again, and check that it has as many points as it should."""
-        name, num_rows, next_row = read_words(folder, described)
-        engine = cls._open(None if place is None else Place(url=place.url, name=name), next_row=next_row)
-        with _client_errors(engine._place):
+    def restore(
+        cls,
+        arrays: Mapping[str, NDArray[Any]],
+        description: Mapping[str, Any],
+        *,
+        dimension: int,
+        url: str | None = None,
+    ) -> Self:
+        """Find the collection again, and check its number of points."""
+        name, num_rows = read_table_description(description)
+        engine = cls._connect(None if url is None else DatabaseAddress(url=url, name=name), num_rows=num_rows)
+        with _client_errors(engine._address):
             if not engine._client.collection_exists(name):
-                raise ModelError(f"{folder}: Qdrant has no collection {name}: run `dexter index` again")
-        found = engine._count()
+                raise ModelError(f"Qdrant has no collection {name}")
+            found = int(engine._client.count(name, exact=True).count)
         if found != num_rows:
-            raise ModelError(
-                f"{folder}: collection {name} has {found} points, expected {num_rows}: run `dexter index` again"
-            )
+            raise ModelError(f"collection {name} has {found} points, expected {num_rows}")
         return engine
 
     @property
-    def rows_end(self) -> int:
-        """Every row is below this number."""
-        return self._next_row
+    def num_rows(self) -> int:
+        """Number of vectors."""
+        return self._num_rows
 
     @property
-    def most_candidates(self) -> int:
-        """As many as make sense over a network."""
-        return _MOST_CANDIDATES
+    def max_candidates(self) -> int:
+        """The most that are fetched over the network."""
+        return _MAX_CANDIDATES
 
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
-        """The rows that Qdrant finds."""
+        """Return the rows that Qdrant finds."""
         models = _models()
         rows_NW = np.full((len(queries_ND), num_candidates), -1, dtype=np.int64)
         # Local mode has no graph, and warns where it is given parameters for one.
-        parameters = None if self._place.url in _LOCAL_CLIENTS else models.SearchParams(hnsw_ef=num_candidates)
+        parameters = None if self._address.url in _LOCAL_CLIENTS else models.SearchParams(hnsw_ef=num_candidates)
         for start in range(0, len(queries_ND), _QUERIES_AT_ONCE):
             requests = [
                 models.QueryRequest(query=query.tolist(), limit=num_candidates, params=parameters)
                 for query in queries_ND[start : start + _QUERIES_AT_ONCE]
             ]
-            with _client_errors(self._place):
-                answers = self._client.query_batch_points(self._place.name, requests=requests)
+            with _client_errors(self._address):
+                answers = self._client.query_batch_points(self._address.name, requests=requests)
             for row, answer in enumerate(answers, start):
                 ids = [point.id for point in answer.points]
                 rows_NW[row, : len(ids)] = ids
         return rows_NW
 
-    def change(self, gone: NDArray[np.int64], vectors_MD: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Insert points under new numbers and delete others."""
-        rows = np.arange(self._next_row, self._next_row + len(vectors_MD))
-        self._insert(rows, vectors_MD)
-        self._next_row += len(vectors_MD)
-        if len(gone):
-            with _client_errors(self._place):
-                points = _models().PointIdsList(points=gone.tolist())
-                self._client.delete(self._place.name, points_selector=points, wait=True)
-        return rows
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return nothing: Qdrant has the vectors."""
+        return {}
 
-    def write(self, folder: Path) -> dict[str, Any]:
-        """Qdrant has the points already; say which collection they are in. The address is not written anywhere."""
-        return {"name": self._place.name, "num_rows": self._count(), "next_row": self._next_row}
+    def describe(self) -> dict[str, Any]:
+        """Return the collection's name and number of points. The address is not written anywhere."""
+        return {"name": self._address.name, "num_rows": self._num_rows}
 
     @classmethod
-    def _open(cls, place: Place | None, *, next_row: int) -> Self:
-        place = checked_place(place, backend="qdrant", example="http://host:6333 (or a folder)")
+    def _connect(cls, address: DatabaseAddress | None, *, num_rows: int) -> Self:
+        address = checked_address(address, backend="qdrant", example="http://host:6333 (or a folder)")
         library = require("qdrant_client", extra="qdrant", purpose="an index in Qdrant")
-        with _client_errors(place):
-            client = _LOCAL_CLIENTS.get(place.url)
-            if "://" in place.url:
-                client = library.QdrantClient(url=place.url, api_key=os.environ.get("QDRANT_API_KEY"))
+        with _client_errors(address):
+            client = _LOCAL_CLIENTS.get(address.url)
+            if "://" in address.url:
+                client = library.QdrantClient(url=address.url, api_key=os.environ.get("QDRANT_API_KEY"))
             elif client is None:
-                # The client would say so at every call.
+                # The client would warn at every call.
                 warnings.filterwarnings("ignore", message="Local mode is not recommended", category=UserWarning)
-                log.info("qdrant: a folder is for trials: it looks at every vector, in Python")
-                client = library.QdrantClient(path=place.url, force_disable_check_same_thread=True)
-                _LOCAL_CLIENTS[place.url] = client
-        return cls(client, place, next_row=next_row)
+                log.info("qdrant: a folder is for trials: every search compares with every vector, in Python")
+                client = library.QdrantClient(path=address.url, force_disable_check_same_thread=True)
+                _LOCAL_CLIENTS[address.url] = client
+        return cls(client, address, num_rows=num_rows)
 
-    def _insert(self, rows: NDArray[np.int64], vectors_MD: NDArray[np.float32]) -> None:
+    def _insert(self, vectors_LD: NDArray[np.float32]) -> None:
         models = _models()
-        for start in range(0, len(rows), _POINTS_AT_ONCE):
-            part = slice(start, start + _POINTS_AT_ONCE)
-            batch = models.Batch(ids=rows[part].tolist(), vectors=vectors_MD[part].tolist())
-            with _client_errors(self._place):
-                self._client.upsert(self._place.name, points=batch, wait=True)
-
-    def _count(self) -> int:
-        with _client_errors(self._place):
-            return int(self._client.count(self._place.name, exact=True).count)
+        for start in range(0, len(vectors_LD), _POINTS_AT_ONCE):
+            vectors = vectors_LD[start : start + _POINTS_AT_ONCE]
+            batch = models.Batch(ids=list(range(start, start + len(vectors))), vectors=vectors.tolist())
+            with _client_errors(self._address):
+                self._client.upsert(self._address.name, points=batch, wait=True)
 
 
 def _models() -> Any:
@@ -139,7 +134,7 @@ def _models() -> Any:
 
 
 @contextmanager
-def _client_errors(place: Place) -> Iterator[None]:
+def _client_errors(address: DatabaseAddress) -> Iterator[None]:
     """Turn what the client or the server refuses into one line, without the address."""
     from qdrant_client.http.exceptions import ApiException
 
@@ -148,4 +143,4 @@ def _client_errors(place: Place) -> Iterator[None]:
     except (ApiException, OSError, RuntimeError) as error:
         # Local mode reports a folder that another process has open as a RuntimeError.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ResourceError(f"Qdrant, collection {place.name}: {reason}: check the address") from error
+        raise ResourceError(f"Qdrant, collection {address.name}: {reason}: check the address") from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dexter.errors import UsageError
-from dexter.index.sharded import search_shards
+from dexter.index import search_shards
 from dexter.processes import Processes, SingleProcess
 
 

@@ -16,9 +16,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dexter.index import ExactIndex, Index, OpenIndex, Place, Stamp, build, default_backend, open_index
+from dexter.index import (
+    DatabaseAddress,
+    ExactIndex,
+    Index,
+    Stamp,
+    StoredIndex,
+    build,
+    default_backend,
+    label_keys,
+    open_index,
+    save_index,
+)
 from dexter.index.base import checked_backend
-from dexter.index.folder import label_keys
 from dexter.model.model import Labels, Model, encoder_fingerprint
 from dexter.types import HeadName
 
@@ -47,17 +57,17 @@ class IndexReport:
 class RunIndex:
     """The index of a run, ready for the labels of its model, however they change."""
 
-    opened: OpenIndex
+    stored: StoredIndex
     fingerprint: str
     """Of the model's encoder."""
 
     def over(self, labels: Labels, vectors_LD: Tensor, *, head: HeadName) -> Index:
         """The index over labels as they are now; exact where it was made for another head."""
-        stored = self.opened.stored
-        if self.fingerprint == stored.fingerprint and (head, vectors_LD.shape[1]) != (stored.head, stored.dimension):
-            log.warning("%s is for head %s, not %s: search is exact", self.opened.folder, stored.head, head)
+        stored, made = self.stored, self.stored.stamp
+        if self.fingerprint == made.fingerprint and (head, vectors_LD.shape[1]) != (made.head, stored.dimension):
+            log.warning("%s is for head %s, not %s: search is exact", stored.folder, made.head, head)
             return ExactIndex(vectors_LD)
-        return self.opened.over(vectors_LD, stamp=_stamp(labels, self.fingerprint, head))
+        return stored.over(vectors_LD, stamp=_stamp(labels, self.fingerprint, head))
 
 
 def build_run_index(
@@ -83,16 +93,16 @@ def build_run_index(
     chosen = default_backend(num_labels) if backend is None else checked_backend(backend)
     if backend is None:
         log.info("index %s: the default for %s labels", chosen, f"{num_labels:,}")
-    fingerprint, address = encoder_fingerprint(folder), url or os.environ.get(URL_VARIABLE)
-    place = None if address is None else Place(url=address, name=f"dexter_{fingerprint}_{head}")
+    fingerprint, database = encoder_fingerprint(folder), url or os.environ.get(URL_VARIABLE)
+    address = None if database is None else DatabaseAddress(url=database, name=f"dexter_{fingerprint}_{head}")
     sample = _sample_queries(model.labels) if not queries else list(queries[:_NUM_SAMPLED])
     index = build(
         chosen,
         model.label_vectors(head=head),
         queries_ND=None if chosen == "exact" else model.query_vectors(sample, head=head),
-        place=place,
+        address=address,
     )
-    index.save(index_folder(folder), stamp=_stamp(model.labels, fingerprint, head))
+    save_index(index, index_folder(folder), stamp=_stamp(model.labels, fingerprint, head))
     return IndexReport(
         folder=str(index_folder(folder)),
         backend=chosen,
@@ -108,8 +118,8 @@ def open_run_index(folder: Path, *, url: str | None = None) -> RunIndex | None:
     """The index beside a published model, where there is one."""
     if not index_folder(folder).exists():
         return None
-    opened = open_index(index_folder(folder), url=url or os.environ.get(URL_VARIABLE))
-    return RunIndex(opened, encoder_fingerprint(folder))
+    stored = open_index(index_folder(folder), url=url or os.environ.get(URL_VARIABLE))
+    return RunIndex(stored, encoder_fingerprint(folder))
 
 
 def index_labels(model: Model, *, head: HeadName, stored: RunIndex | None, dial: float | None = None) -> Index:

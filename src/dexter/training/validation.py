@@ -8,7 +8,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from dexter.data import Split
-from dexter.index.sharded import search_shards
+from dexter.index import search_shards
 from dexter.metrics import overfetch, remove_filtered, score
 from dexter.processes import Processes
 
