@@ -20,7 +20,7 @@ from dexter.evaluation.plots import COLOURS, chart_groups
 from dexter.evaluation.reports import Report
 from dexter.evaluation.tables import BAND_TITLES, default_columns, format_percent, notes, table_rows
 from dexter.files import write_text
-from dexter.metrics.hits import checked_top_ids
+from dexter.metrics import checked_top_ids
 
 _TEXT_LIMIT = 400
 """Characters of a query that an example shows."""

@@ -18,6 +18,9 @@ from dexter.errors import UsageError
 from dexter.evaluation.bands import score_bands
 from dexter.evaluation.intervals import Interval, bootstrap, paired_bootstrap
 from dexter.metrics import (
+    check_same_labels,
+    checked_ks,
+    checked_top_ids,
     count_labels,
     find_hits,
     inverse_propensity,
@@ -28,9 +31,6 @@ from dexter.metrics import (
     relevant_pairs,
     remove_filtered,
 )
-from dexter.metrics.by_query import checked_ks
-from dexter.metrics.hits import checked_top_ids
-from dexter.metrics.scoring import check_same_labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from dexter.evaluation.misses import MISSED_PLACES, MISSED_TEXTS, Miss, find_mis
 from dexter.evaluation.records import json_values, make_record, write_record
 from dexter.evaluation.reports import Comparison, Report, compare, score_report
 from dexter.evaluation.tables import render_comparison, render_table
-from dexter.metrics import overfetch, remove_filtered
-from dexter.metrics.hits import member_mask
+from dexter.metrics import member_mask, overfetch, remove_filtered
 from dexter.predict.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
 from dexter.predict.predictor import Predictor, Runtime
 from dexter.training.distributed import ProcessGroup, joined

@@ -1,33 +1,43 @@
 """How good a ranking is: P, R, nDCG, PSP, PSnDCG, MRR, coverage and macro-F1, from top-k ids and sparse relevance.
 
-    hits.py        which predictions are relevant: the (query, rank, label) triples all else is computed from
-    propensity.py  how likely a relevant pair was to be recorded: the weights of the propensity-scored metrics
-    by_query.py    the metrics that are sums over queries, as one numerator and one denominator per query
-    by_label.py    the metrics that are means over labels: coverage and macro-F1
-    scoring.py     `score`: all of them as one dictionary
-    filters.py     pairs that must not be predicted: removed before scoring, the gap closed
+    hits.py        which predictions are relevant: the (query, rank, label) triples that the metrics are computed from
+    scores.py      the metrics and their propensities; `score` returns all of them as one dictionary
+    filters.py     pairs that must not be predicted: removed before scoring, the gaps closed
 
-Pure functions of arrays. The definitions, and what happens in the corner cases, are in `docs/metrics.md`.
+Pure functions of arrays. The definitions and corner cases are in `docs/metrics.md`.
 """
 
 from __future__ import annotations
 
-from dexter.metrics.by_label import LabelCounts, count_labels, label_metrics
-from dexter.metrics.by_query import Ratio, per_query, query_ratios
 from dexter.metrics.filters import overfetch, remove_filtered
-from dexter.metrics.hits import Hits, find_hits, relevant_pairs
-from dexter.metrics.propensity import PROPENSITY, inverse_propensity
-from dexter.metrics.scoring import score
+from dexter.metrics.hits import Hits, checked_top_ids, find_hits, member_mask, relevant_pairs
+from dexter.metrics.scores import (
+    PROPENSITY,
+    LabelCounts,
+    Ratio,
+    check_same_labels,
+    checked_ks,
+    count_labels,
+    inverse_propensity,
+    label_metrics,
+    per_query,
+    query_ratios,
+    score,
+)
 
 __all__ = [
     "PROPENSITY",
     "Hits",
     "LabelCounts",
     "Ratio",
+    "check_same_labels",
+    "checked_ks",
+    "checked_top_ids",
     "count_labels",
     "find_hits",
     "inverse_propensity",
     "label_metrics",
+    "member_mask",
     "overfetch",
     "per_query",
     "query_ratios",

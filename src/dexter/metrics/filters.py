@@ -1,7 +1,7 @@
 """Pairs that must not be predicted, such as an item recommending itself: removed from rankings before they are scored.
 
-A removed prediction leaves no gap: what was ranked below moves up. So that k predictions remain, a ranking must be
-fetched with slack: `k + overfetch(filtered)` places.
+A removed prediction leaves no gap: what was ranked below moves up. For k predictions to remain, a ranking must be
+fetched with `k + overfetch(filtered)` places.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dexter.types import TopK
 
 
 def overfetch(filtered: csr_matrix | None) -> int:
-    """How many places more than k a ranking needs so that k are left after the filter pairs are removed."""
+    """Return how many places more than k a ranking needs so that k are left after filter pairs are removed."""
     if filtered is None or not filtered.nnz:
         return 0
     return int(np.diff(relevant_pairs(filtered).indptr).max())
@@ -54,7 +54,7 @@ def remove_filtered(top_ids: Any, top_scores: Any, filtered: csr_matrix | None, 
 
 
 def _first_places(array: np.ndarray, k: int, missing: float) -> np.ndarray:
-    """A copy of the first k columns, filled up with `missing` where there are fewer."""
+    """Copy the first k columns, filled up with `missing` where there are fewer."""
     result = np.full((len(array), k), missing, dtype=np.result_type(array.dtype, np.min_scalar_type(missing)))
     result[:, : array.shape[1]] = array[:, :k]
     return result

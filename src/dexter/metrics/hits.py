@@ -1,8 +1,8 @@
-"""Which predictions are relevant: the test "is (query, label) a stored pair?" for millions of predictions at a time.
+"""Which predictions are relevant: membership of millions of (query, label) pairs in a sparse matrix.
 
-Nothing of size queries x labels is ever made. A pair is one integer key, `query * num_labels + label`, and the keys of
-a canonical CSR matrix come out sorted, so membership is a binary search. Most predictions are misses: a small bit
-table rules them out first, which makes the whole about four times faster than searching for every prediction.
+Nothing of size queries x labels is made. A pair is one integer key, `query * num_labels + label`, and the keys of a
+canonical CSR matrix are sorted, so membership is a binary search. Most predictions are misses: a small bit table rules
+them out first, about four times faster than a binary search for every prediction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix
 from dexter.errors import DataError
 
 _BLOCK_PREDICTIONS = 1 << 19
-"""Predictions looked at together: few enough that the temporary arrays stay within some 20 MB."""
+"""Predictions processed at a time: few enough that the temporary arrays stay within about 20 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Hits:
     """Label of each hit."""
 
     def restrict(self, chosen: np.ndarray) -> Hits:
-        """The hits for which a boolean array (one value per hit) is true."""
+        """Return the hits for which a boolean array (one value per hit) is true."""
         return Hits(self.queries[chosen], self.ranks[chosen], self.labels[chosen])
 
 
@@ -58,7 +58,7 @@ def find_hits(top_ids: Any, relevance: csr_matrix) -> Hits:
 
 
 def member_mask(top_ids: np.ndarray, pairs: csr_matrix) -> np.ndarray:
-    """Whether each (row, id) is a stored pair: a boolean array of the shape of `top_ids`."""
+    """Return a boolean array of the shape of `top_ids`: whether each (row, id) is a stored pair."""
     top_ids = checked_top_ids(top_ids, pairs.shape[0])
     mask = np.zeros(top_ids.shape, dtype=bool)
     for start, block, place in _members_by_block(top_ids, relevant_pairs(pairs)):
@@ -67,7 +67,7 @@ def member_mask(top_ids: np.ndarray, pairs: csr_matrix) -> np.ndarray:
 
 
 def relevant_pairs(relevance: Any) -> csr_matrix:
-    """The pairs with a value above zero as a CSR matrix in canonical form; the input is left as it is."""
+    """Return the pairs with a value above zero as a canonical CSR matrix; the input is not changed."""
     matrix = csr_matrix(relevance)
     if matrix.has_canonical_format and (not matrix.nnz or matrix.data.min() > 0):
         return matrix
@@ -79,7 +79,7 @@ def relevant_pairs(relevance: Any) -> csr_matrix:
 
 
 def checked_top_ids(top_ids: Any, num_queries: int) -> np.ndarray:
-    """The predictions as an integer array with one row per query, or an error that says what is wrong."""
+    """Return the predictions as an integer array with one row per query, or raise."""
     array = np.asarray(top_ids)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
         raise DataError(
@@ -111,7 +111,7 @@ def _members_by_block(top_ids: np.ndarray, pairs: csr_matrix) -> Iterator[tuple[
 
 
 def _places_in(keys: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Indices of the keys that occur in `stored`, which is sorted."""
+    """Return indices of the keys that occur in `stored`, which is sorted."""
     if not len(stored):
         return np.zeros(0, dtype=np.int64)
     bits = len(stored).bit_length() + 4  # a table 16 to 32 times as large as its content lets few misses through
@@ -123,7 +123,7 @@ def _places_in(keys: np.ndarray, stored: np.ndarray) -> np.ndarray:
 
 
 def _fold(keys: np.ndarray, bits: int) -> np.ndarray:
-    """A table position for each key."""
+    """Return a table position for each key."""
     return np.asarray((keys ^ (keys >> bits)) & ((1 << bits) - 1))
 
 

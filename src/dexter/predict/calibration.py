@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
-from dexter.metrics.hits import member_mask
+from dexter.metrics import member_mask
 from dexter.types import BANDS, TopK
 
 NUM_PLACES = 20
