@@ -69,7 +69,7 @@ def classifier_halves(model: Model, representations_ND: Tensor) -> Iterator[tupl
     assert model.classifier is not None
     head, new_L = model.classifier, torch.from_numpy(model.labels.counts == 0)
     dual_LD = model.head.labels(model.representations_LD)
-    meanings_LD, rows_LC = model.meanings(), head.table.rows().clone()
+    meanings_LD, rows_LC = model.label_embeddings(), head.table.rows().clone()
 
     def joined(rows_LC: Tensor, dual_LD: Tensor = dual_LD) -> Tensor:
         return torch.cat([dual_LD, head.search_labels(rows_LC)], dim=1)

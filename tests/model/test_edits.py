@@ -9,7 +9,7 @@ import torch
 
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
-from dexter.model.edits import LabelEdit, VersionConflict
+from dexter.model.edits import LabelChange, VersionConflict
 from tests.model.conftest import same_labels
 
 
@@ -39,7 +39,7 @@ def test_random_histories_are_the_same_live_reloaded_refreshed_and_compacted(run
     reloaded = Predictor.load(run)
     same_labels(reloaded, live, world.test.texts)
     assert reloaded.fingerprint == fingerprint, "the published model is as it was"
-    assert len(list((run / "model" / "edits").iterdir())) == 3, "one pair of files and their head"
+    assert [path.name for path in (run / "model").glob("*labels*")] == ["labels.sqlite"]
 
 
 def random_edit(generator, predictor, step):
@@ -48,7 +48,7 @@ def random_edit(generator, predictor, step):
     chosen = [str(label_id) for label_id in generator.choice(known, size=4, replace=False)]
     gone, renamed = chosen[: generator.integers(0, 3)], chosen[2:]
     back = [(label_id, "back again") for label_id in gone if generator.random() < 0.3]
-    return LabelEdit(
+    return LabelChange(
         remove=gone,
         rename=[(label_id, f"river {step}") for label_id in renamed],
         add=[(f"n{step}-{number}", f"stone {number} amber") for number in range(generator.integers(0, 4))] + back,
@@ -91,14 +91,14 @@ def test_a_rename_keeps_what_the_label_learned(run):
 @pytest.mark.parametrize(
     "edit",
     [
-        LabelEdit(remove=["L1", "L1"]),
-        LabelEdit(remove=["L1", "nobody"]),
-        LabelEdit(rename=[("L1", "x"), ("L1", "y")]),
-        LabelEdit(remove=["L1"], rename=[("L1", "x")]),
-        LabelEdit(remove=["L1"], add=[("L1", "x")]),
-        LabelEdit(rename=[("L1", None)]),
-        LabelEdit(rename=[("L1", "\ud800")]),
-        LabelEdit(add=[("x", "y"), "zz"]),
+        LabelChange(remove=["L1", "L1"]),
+        LabelChange(remove=["L1", "nobody"]),
+        LabelChange(rename=[("L1", "x"), ("L1", "y")]),
+        LabelChange(remove=["L1"], rename=[("L1", "x")]),
+        LabelChange(remove=["L1"], add=[("L1", "x")]),
+        LabelChange(rename=[("L1", None)]),
+        LabelChange(rename=[("L1", "\ud800")]),
+        LabelChange(add=[("x", "y"), "zz"]),
     ],
     ids=str,
 )
@@ -106,11 +106,11 @@ def test_a_refused_edit_changes_nothing(run, world, edit):
     predictor = Predictor.load(run, persistent=True)
     with pytest.raises(UsageError):
         predictor.edit_labels(edit)
-    assert predictor.version == 0 and not (run / "model" / "edits").exists()
+    assert predictor.version == 0 and not (run / "model" / "labels.sqlite").exists()
     same_labels(predictor, Predictor.load(run), world.test.texts)
 
 
-@pytest.mark.parametrize("place", ["encode", "apply", "derive", "disk"])
+@pytest.mark.parametrize("place", ["encode", "apply", "index", "disk"])
 def test_a_failure_in_the_middle_leaves_everything_as_it_was(run, world, monkeypatch, place):
     predictor = Predictor.load(run, persistent=True)
 
@@ -120,13 +120,13 @@ def test_a_failure_in_the_middle_leaves_everything_as_it_was(run, world, monkeyp
     broken = {
         "encode": "dexter.model.model.embed",
         "apply": "dexter.encoders.heads.DualHead.for_labels",
-        "derive": "dexter.model.model.Model.label_vectors",
-        "disk": "dexter.model.journal.write_json",
+        "index": "dexter.model.model.Model.label_vectors",
+        "disk": "dexter.model.store.LabelWriter.write",
     }
     with monkeypatch.context() as patched:
         patched.setattr(broken[place], fail)
         with pytest.raises(MemoryError):
-            predictor.edit_labels(LabelEdit(remove=["L2"], add=[("new", "river")]))
+            predictor.edit_labels(LabelChange(remove=["L2"], add=[("new", "river")]))
     assert predictor.version == 0
     same_labels(predictor, Predictor.load(run), world.test.texts)
     assert predictor.add_labels([("new", "river")]).version == 1, "and the next edit works"
@@ -151,7 +151,7 @@ def test_threads_that_edit_at_once_lose_nothing(run):
 def test_changes_in_memory_stay_there(run):
     predictor = Predictor.load(run)
     predictor.add_labels([("x", "river")])
-    assert predictor.version == 1 and not (run / "model" / "edits").exists()
+    assert predictor.version == 1 and not (run / "model" / "labels.sqlite").exists()
     Predictor.load(run, persistent=True).add_labels([("y", "stone")])
     Predictor.load(run, persistent=True).add_labels([("z", "stone")])
     with pytest.raises(UsageError, match="only in memory"):
@@ -178,6 +178,6 @@ def test_an_edit_for_another_version_is_refused_also_when_another_process_made_i
     ours, theirs = (Predictor.load(run, persistent=True) for _ in range(2))
     theirs.add_labels([("theirs", "zebra")])
     with pytest.raises(VersionConflict, match="at version 1, the edit is for 0"):
-        ours.edit_labels(LabelEdit(add=[("ours", "zither")]), expected=0)
+        ours.edit_labels(LabelChange(add=[("ours", "zither")]), expected=0)
     assert "ours" not in Predictor.load(run).labels.ids
-    assert ours.edit_labels(LabelEdit(add=[("ours", "zither")]), expected=1).version == 2
+    assert ours.edit_labels(LabelChange(add=[("ours", "zither")]), expected=1).version == 2

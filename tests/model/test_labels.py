@@ -8,8 +8,7 @@ import torch
 
 from dexter import Predictor
 from dexter.errors import UsageError
-from dexter.model.catalog import search_labels
-from dexter.model.model import Labels
+from dexter.model.labels import Labels, search_labels
 from dexter.model.similar import _nearest, normal_text
 from tests.cli.test_main import error_line, quiet_after, run  # noqa: F401 - fixtures
 
@@ -150,7 +149,7 @@ def test_the_verbs(run, place, tmp_path):  # noqa: F811
 def test_bad_input_is_one_line(run, trained, arguments, says, code):  # noqa: F811
     given = [str(trained) if argument == "RUN" else argument for argument in arguments]
     assert says in error_line(run("labels", *given), code)
-    assert not (trained / "model" / "edits").exists()
+    assert not (trained / "model" / "labels.sqlite").exists()
 
 
 def test_bad_lines_of_a_file_of_labels(run, place, tmp_path):  # noqa: F811
@@ -159,11 +158,12 @@ def test_bad_lines_of_a_file_of_labels(run, place, tmp_path):  # noqa: F811
     assert f"{bad}:2: the label has no id" in error_line(run("labels", "add", place, "--input", bad), 3)
     bad.write_text('{"id": "x", "text": "fine"}\n{"id": "x", "text": "twice"}\n')
     assert f"{bad}:2: label id 'x' was given before" in error_line(run("labels", "add", place, "--input", bad), 3)
-    assert not (place / "model" / "edits").exists()
+    assert not (place / "model" / "labels.sqlite").exists()
 
 
 def test_a_second_writer_is_one_line(run, place):  # noqa: F811
-    from dexter.model.lock import locked
+    from dexter.model.store import LabelStore, fingerprint
 
-    with locked(place / "model.lock", purpose="testing"):
-        assert "is changing the labels" in error_line(run("labels", "add", place, "x", "y"), 5)
+    assert run("labels", "add", place, "w", "x")[0] == 0
+    with LabelStore(place / "model", fingerprint=fingerprint(place / "model"), dimension=32).writing():
+        assert "another process is changing the labels" in error_line(run("labels", "add", place, "x", "y"), 5)

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 import dexter
 from dexter.errors import ModelError
 from dexter.files import write_manifest
-from dexter.model.model import FORMAT_VERSION, Model, fingerprint
+from dexter.model.model import FORMAT_VERSION, Model
+from dexter.model.store import fingerprint
 from dexter.predict.predictor import Predictor
 from tests.conftest import SMALL
 

@@ -12,7 +12,7 @@ import dexter
 from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, write_manifest
 from dexter.index import ExactIndex, approximate
-from dexter.model.model import encoder_fingerprint
+from dexter.model.store import encoder_fingerprint
 from dexter.predict.indexing import build_run_index, index_folder
 from dexter.predict.predictor import Predictor
 from tests.conftest import SMALL, make_world

@@ -13,8 +13,8 @@ from dexter.cli.options import Json, echo_json
 from dexter.errors import UsageError
 
 if TYPE_CHECKING:
-    from dexter.model.catalog import LabelPage
-    from dexter.model.edits import EditResult
+    from dexter.model.edits import ChangeResult
+    from dexter.model.labels import LabelPage
     from dexter.predict.predictor import Predictor
 
 log = logging.getLogger("dexter")
@@ -133,7 +133,7 @@ def _open(run: Path) -> Predictor:
     return Predictor.load(run, persistent=True)
 
 
-def _report(run: Path, predictor: Predictor, result: EditResult, done: str, as_json: bool) -> None:
+def _report(run: Path, predictor: Predictor, result: ChangeResult, done: str, as_json: bool) -> None:
     for duplicate in result.duplicates:
         log.warning("warning: %s", duplicate)
     if as_json:

@@ -408,7 +408,7 @@ def index_command(
     from dataclasses import asdict
     from itertools import islice
 
-    from dexter.model.model import model_folder
+    from dexter.model.store import model_folder
     from dexter.predict.indexing import build_run_index, describe
     from dexter.predict.predictor import Predictor
     from dexter.predict.streams import read_texts

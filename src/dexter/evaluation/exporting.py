@@ -24,7 +24,8 @@ from dexter.errors import ModelError, UsageError
 from dexter.evaluation.reports import compare
 from dexter.evaluation.runs import predict_columns, test_split
 from dexter.metrics import overfetch
-from dexter.model.model import Model, encoder_fingerprint, model_folder
+from dexter.model.model import Model
+from dexter.model.store import encoder_fingerprint, model_folder
 from dexter.predict.predictor import Predictor, check_exportable
 
 log = logging.getLogger("dexter")

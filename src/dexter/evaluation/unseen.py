@@ -142,7 +142,7 @@ def _restricted(relevance: csr_matrix, members: NDArray[np.bool_]) -> csr_matrix
 def _only(predictor: Predictor, ids: set[str]) -> Predictor:
     """A predictor that ranks some of the labels."""
     rows = np.array([row for row, label_id in enumerate(predictor.labels.ids) if label_id in ids], dtype=np.int64)
-    model = predictor.model.with_kept(rows)
+    model = predictor.model.select_labels(rows)
     return Predictor(model, head=predictor.head, neighbours=predictor.uses_neighbours, dial=predictor.dial)
 
 

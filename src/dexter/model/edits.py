@@ -1,102 +1,273 @@
-"""What a user asks for: labels to remove, rename and add as one change, checked before anything happens."""
+"""Change the labels of a model while it is in use: one `LabelChange`, checked once, written to disk, then swapped in.
+
+A change becomes a list of `ChangedLabel`, which holds all that is needed to repeat it without the encoder. An edit in
+this process, a restart and the edits of other processes all go through `apply_changes` with such a list.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from dexter.errors import UsageError
-from dexter.model.similar import Duplicate
+import numpy as np
+import torch
+
+from dexter.errors import ModelError, UsageError
+from dexter.index import Index
+from dexter.model.labels import Labels
+from dexter.model.model import Model
+from dexter.model.similar import Duplicate, find_duplicates
+from dexter.model.store import ChangedLabel, LabelStore
+
+log = logging.getLogger("dexter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelEdit:
-    """One change of the labels: all of it happens, or nothing. Removals come first, then new texts, then additions."""
+class LabelChange:
+    """Labels to remove, rename and add, in this order: all of it happens, or nothing."""
 
     remove: Sequence[str] = ()
-    """Ids of labels to take away."""
+    """Ids of labels to remove."""
     rename: Sequence[tuple[str, str]] = ()
     """(id, new text) of labels to rename."""
     add: Sequence[tuple[str, str]] = ()
     """(id, text) of new labels."""
     keep_vectors: bool = False
-    """Renamed labels are found by their old texts as before; only what is shown changes."""
+    """Whether renamed labels keep the vectors of their old texts, so that only the displayed text changes."""
     reuse_ids: bool = False
-    """Whether new labels may have ids of labels that were removed."""
+    """Whether new labels may have the ids of removed labels."""
+
+    def check(self, labels: Labels, retired: Collection[str]) -> None:
+        """Raise `UsageError` unless the change fits the labels.
+
+        Args:
+            labels: the present labels.
+            retired: ids of removed labels.
+        """
+        self._check_strings()
+        ids, removed = set(labels.ids), set(self.remove)
+        for label_id in _distinct(self.remove, "remove"):
+            if label_id not in ids:
+                raise UsageError(_unknown(label_id, retired))
+            ids.remove(label_id)
+        for label_id in _distinct([label_id for label_id, _ in self.rename], "rename"):
+            if label_id not in ids:
+                raise UsageError(_unknown(label_id, retired))
+        for label_id, _ in self.add:
+            if label_id in ids:
+                raise UsageError(f"label id {label_id!r} is in use already: choose another id, or rename that label")
+            if not self.reuse_ids and (label_id in retired or label_id in removed):
+                raise UsageError(
+                    f"label id {label_id!r} belonged to a label that was removed, and ids are not used again: choose "
+                    "another id, or ask for it with reuse_ids=True (--reuse-ids)"
+                )
+            ids.add(label_id)
+        if not ids:
+            raise UsageError("a model needs at least one label: not removing the last one")
+
+    def _check_strings(self) -> None:
+        """Raise `UsageError` unless ids and texts are strings that can be written to a file."""
+        if isinstance(self.remove, str):
+            raise UsageError("labels to remove are a list of ids: write remove_labels([id])")
+        for pair in (*self.add, *self.rename, *((label_id, "") for label_id in self.remove)):
+            if not _is_pair(pair):
+                raise UsageError(f"a label is its id and its text, both strings: got {pair!r}")
+            label_id, text = pair
+            if not label_id or any("\ud800" <= character <= "\udfff" for character in label_id + text):
+                raise UsageError(
+                    f"label id {label_id!a}: an id must not be empty, nor id or text hold half a surrogate pair"
+                )
+        for label_id, text in (*self.add, *self.rename):
+            if not text.strip():
+                raise UsageError(f"label {label_id!r} has no text: a label is found by its text, give it one")
+
+
+class ChangeResult(NamedTuple):
+    """The outcome of a label change."""
+
+    version: int
+    """The version of the labels after it."""
+    duplicates: Sequence[Duplicate]
+    """Added or renamed labels that resemble others."""
 
 
 class VersionConflict(UsageError):
-    """The labels have changed since the version that an edit was made for."""
+    """Raised when the labels have changed since the version that a change was made for."""
 
     def __init__(self, *, expected: int, version: int) -> None:
         super().__init__(f"the labels are at version {version}, the edit is for {expected}: look again, then edit")
 
 
-@dataclass(frozen=True)
-class EditResult:
-    """What came of an edit."""
+@dataclass(frozen=True, eq=False)
+class LiveState:
+    """The labels at one version. Replaced as a whole, so that readers never see parts of two versions."""
 
-    version: int
-    """The version of the labels from now on."""
-    duplicates: Sequence[Duplicate]
-    """New or renamed labels that look like labels there were already."""
+    model: Model
+    index: Index
+    """Finds the nearest labels of the model."""
+    version: int = 0
+    """Number of changes since the model was published."""
+    retired: frozenset[str] = frozenset()
+    """Ids of removed labels."""
 
 
-def check_edit(edit: LabelEdit, known: Sequence[str], retired: Collection[str]) -> None:
-    """Raise `UsageError` unless the edit fits the labels there are.
+class LiveModel:
+    """A model whose labels change: changes follow each other under a lock, readers take `state` and never wait.
 
     Args:
-        edit: what is asked for.
-        known: ids of the labels there are.
-        retired: ids of labels that were removed.
+        model: the published model.
+        make_index: builds the index of a model's labels; if it fails, nothing has changed.
+        store: the label changes of a published model; those on disk are applied first.
+        persistent: whether changes are written there, or stay in memory.
+        reload: loads the published model again.
     """
-    _check_strings(edit)
-    ids = set(known)
-    for label_id in _distinct(edit.remove, "remove"):
-        if label_id not in ids:
-            raise UsageError(_unknown(label_id, retired))
-        ids.remove(label_id)
-    for label_id in _distinct([label_id for label_id, _ in edit.rename], "rename"):
-        if label_id not in ids:
-            raise UsageError(_unknown(label_id, retired))
-    for label_id, _ in edit.add:
-        if label_id in ids:
-            raise UsageError(f"label id {label_id!r} is in use already: choose another id, or rename that label")
-        if not edit.reuse_ids and (label_id in retired or label_id in edit.remove):
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        make_index: Callable[[Model], Index],
+        store: LabelStore | None = None,
+        persistent: bool = False,
+        reload: Callable[[], Model] | None = None,
+    ) -> None:
+        if persistent and store is None:
+            raise UsageError("labels of a model that only lives in memory cannot be kept on disk: load a run")
+        self._make_index, self._store, self._persistent, self._reload = make_index, store, persistent, reload
+        self._changing = threading.Lock()
+        self._has_changes_in_memory = False
+        self.state = self._open(model)
+
+    def change(self, change: LabelChange, *, expected: int | None = None) -> ChangeResult:
+        """Change the labels, on disk first if persistent; with `expected`, only if that is their version."""
+        store = self._store if self._persistent else None
+        with self._changing:
+            with nullcontext() if store is None else store.writing() as writer:
+                if store is not None:
+                    self._catch_up()
+                state = self.state
+                if expected is not None and expected != state.version:
+                    raise VersionConflict(expected=expected, version=state.version)
+                change.check(state.model.labels, state.retired)
+                if not (change.remove or change.rename or change.add):
+                    return ChangeResult(state.version, [])
+                version = state.version + 1
+                changed = encode_change(state.model, change, version=version)
+                after = self._apply(state, version, changed)
+                duplicates = find_duplicates(after.model, [*change.rename, *change.add])
+                if writer is not None:
+                    writer.write(version, changed)
+            self._has_changes_in_memory |= store is None
+            self.state = after
+        return ChangeResult(version, duplicates)
+
+    def refresh(self) -> bool:
+        """Apply what other processes changed on disk since; return whether there was anything."""
+        with self._changing:
+            return self._catch_up()
+
+    def compact(self) -> None:
+        """Give unused space of the file on disk back; the labels and their version stay."""
+        if self._store is None or not self._persistent:
+            raise UsageError("only labels that are kept on disk can be compacted")
+        self._store.compact()
+
+    def _catch_up(self) -> bool:
+        if self._store is None or self._reload is None or self._store.version() == self.state.version:
+            return False
+        if self._has_changes_in_memory:
             raise UsageError(
-                f"label id {label_id!r} belonged to a label that was removed, and ids are not used again: choose "
-                "another id, or ask for it with reuse_ids=True (--reuse-ids)"
+                "this predictor has labels that are only in memory: they cannot be joined with those on disk"
             )
-        ids.add(label_id)
-    if not ids:
-        raise UsageError("a model needs at least one label: not removing the last one")
+        version, changed = self._store.read(since=self.state.version)
+        if version > self.state.version:
+            self.state = self._apply(self.state, version, changed)
+        else:  # The file was removed, or replaced by an older copy.
+            self.state = self._open(self._reload())
+        return True
+
+    def _open(self, published: Model) -> LiveState:
+        """Return the published model with the label changes on disk."""
+        version, changed = (0, []) if self._store is None else self._store.read()
+        model = apply_changes(published, changed, since=0)
+        retired = frozenset(label.id for label in changed if label.text is None)
+        return LiveState(model, self._make_index(model), version, retired)
+
+    def _apply(self, state: LiveState, version: int, changed: Sequence[ChangedLabel]) -> LiveState:
+        model = apply_changes(state.model, changed, since=state.version)
+        retired = set(state.retired)
+        for label in changed:
+            (retired.add if label.text is None else retired.discard)(label.id)
+        return LiveState(model, self._make_index(model), version, frozenset(retired))
 
 
-def _check_strings(edit: LabelEdit) -> None:
-    """Ids and texts must be strings that a file can hold."""
-    if isinstance(edit.remove, str):
-        raise UsageError("labels to remove are a list of ids: write remove_labels([id])")
-    for pair in (*edit.add, *edit.rename, *((label_id, "") for label_id in edit.remove)):
-        if not _is_pair(pair):
-            raise UsageError(f"a label is its id and its text, both strings: got {pair!r}")
-        label_id, text = pair
-        if not label_id or any("\ud800" <= character <= "\udfff" for character in label_id + text):
-            raise UsageError(
-                f"label id {label_id!a}: an id must not be empty, nor id or text hold half a surrogate pair"
-            )
-    for label_id, text in (*edit.add, *edit.rename):
-        if not text.strip():
-            raise UsageError(f"label {label_id!r} has no text: a label is found by its text, give it one")
+def encode_change(model: Model, change: LabelChange, *, version: int = 1) -> list[ChangedLabel]:
+    """Encode the new texts of a change; `version` is the version of the labels that it leads to."""
+    encoded = [*(() if change.keep_vectors else change.rename), *change.add]
+    vectors = iter(model.encode_labels([text for _, text in encoded]).cpu().numpy())
+    priors = model.priors_for_new_labels()
+    added = {label_id for label_id, _ in change.add}
+    return [
+        *(ChangedLabel(label_id, None) for label_id in change.remove if label_id not in added),
+        *(
+            ChangedLabel(label_id, text, None if change.keep_vectors else next(vectors))
+            for label_id, text in change.rename
+        ),
+        *(ChangedLabel(label_id, text, next(vectors), priors, version) for label_id, text in change.add),
+    ]
+
+
+def apply_changes(model: Model, changed: Sequence[ChangedLabel], *, since: int = 0) -> Model:
+    """Return the model with the changed labels; the given model stays as it is.
+
+    Args:
+        model: with the labels of version `since`.
+        changed: the labels that have changed after that version. Added ones become the last labels, in this order.
+        since: version of the model's labels; 0 as published.
+    """
+    row_by_id = {label_id: row for row, label_id in enumerate(model.labels.ids)}
+    new = [label for label in changed if label.added_in is not None and label.added_in > since]
+    new_ids = {label.id for label in new}
+    gone = [row_by_id.get(label.id) for label in changed if label.text is None or label.id in new_ids]
+    kept = np.setdiff1d(np.arange(len(row_by_id)), [row for row in gone if row is not None])
+    if len(kept) < len(row_by_id):
+        model = model.select_labels(kept)
+    renamed = [label for label in changed if label.text is not None and label.id not in new_ids]
+    unknown = next((label.id for label in renamed if label.id not in row_by_id), None)
+    if unknown is not None:
+        raise ModelError(f"no label has the id {unknown!r}, which was renamed: restore the folder from a copy")
+    if renamed:
+        rows = np.searchsorted(kept, [row_by_id[label.id] for label in renamed])
+        model = model.rename_labels(
+            {int(row): label.text or "" for row, label in zip(rows, renamed, strict=True)},
+            {
+                int(row): torch.tensor(label.representation_D)
+                for row, label in zip(rows, renamed, strict=True)
+                if label.representation_D is not None
+            },
+        )
+    if new:
+        vectors = [label.representation_D for label in new if label.representation_D is not None]
+        model = model.append_labels(
+            [label.id for label in new],
+            [label.text or "" for label in new],
+            representations_ND=torch.from_numpy(np.stack(vectors)),
+            priors_NP=torch.tensor([label.priors for label in new], dtype=torch.float32),
+        )
+    return model
 
 
 def _is_pair(value: object) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(part, str) for part in value)
 
 
-def _distinct(ids: Iterable[str], verb: str) -> list[str]:
-    ids = list(ids)
+def _distinct(ids: Sequence[str], verb: str) -> Sequence[str]:
     if len(set(ids)) != len(ids):
-        twice = next(label_id for place, label_id in enumerate(ids) if label_id in ids[:place])
+        twice = next(label_id for position, label_id in enumerate(ids) if label_id in ids[:position])
         raise UsageError(f"label id {twice!r} is given twice: {verb} it once")
     return ids
 

@@ -9,9 +9,8 @@ model/    the encoder (a sentence-transformers folder where its kind allows that
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +26,9 @@ from dexter.encoders.embed import embed
 from dexter.encoders.folder import read_object
 from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.errors import ModelError, UsageError
-from dexter.files import MANIFEST, atomic_folder, read_manifest, verify_manifest, write_json
+from dexter.files import atomic_folder, verify_manifest, write_json
+from dexter.model.labels import Labels
+from dexter.model.store import fingerprint
 from dexter.model.unseen import fill_unseen_rows
 from dexter.predict.dial import frequency_prior, with_element
 from dexter.predict.neighbours import TrainingQueries
@@ -42,43 +43,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _FOLDER = "dexter"
-_TAIL_COUNT = 10
+_RARE_COUNT = 10
 """A label that was never trained gets the median prior of labels with fewer training queries than this."""
-
-
-@dataclass(frozen=True)
-class Labels:
-    """The labels a model knows, in the order of its vectors."""
-
-    ids: Sequence[str]
-    texts: Sequence[str]
-    counts: NDArray[np.int64]
-    """Training queries of each label."""
-
-    def rows(self, ids: Iterable[str]) -> list[int]:
-        """The places of labels, by id."""
-        places = {label_id: row for row, label_id in enumerate(self.ids)}
-        try:
-            return [places[label_id] for label_id in ids]
-        except KeyError as error:
-            raise UsageError(f"no label has the id {error.args[0]!r}") from None
-
-    def part(self, rows: NDArray[np.int64]) -> Labels:
-        """Some of the labels, in the order given."""
-        ids, texts = ([values[row] for row in rows] for values in (self.ids, self.texts))
-        return Labels(ids, texts, self.counts[rows])
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NewLabels:
-    """Labels that were never trained, ready to be added."""
-
-    ids: Sequence[str]
-    texts: Sequence[str]
-    representations_ND: Tensor
-    """What the encoder made of the texts."""
-    priors_NP: Tensor
-    """A prior for each head that has priors, the dual encoder's first."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,7 +110,7 @@ class Model:
         self, representations_ND: Tensor, *, head: HeadName | None = None, dial: float | None = None
     ) -> Tensor:
         """The same for queries that are encoded already; `dial` weighs the label prior, None as trained."""
-        head = self._checked(head)
+        head = self._resolve_head(head)
         weight = 1.0 if dial is None else dial
         with torch.inference_mode():
             parts = [self.head.queries(representations_ND, prior_weight=weight)] if head != "classifier" else []
@@ -163,7 +129,7 @@ class Model:
         if self._needs_frequency(dial):
             prior_L = frequency_prior(self.labels.counts, self.head.temperature)
             return with_element(self.label_vectors(head=head), prior_L.to(self.representations_LD.device))
-        head = self._checked(head)
+        head = self._resolve_head(head)
         with torch.inference_mode():
             dual_LD = self.head.labels(self.representations_LD, weight=prior_weight)
             parts = [dual_LD] if head != "classifier" else []
@@ -173,10 +139,10 @@ class Model:
 
     def score_slices(self, *, head: HeadName | None = None, dial: float | None = None) -> dict[str, slice]:
         """Which elements of the vectors that are searched with and among make which part of a score."""
-        head = self._checked(head)
+        head = self._resolve_head(head)
         widths: dict[str, int] = {}
         if head != "classifier":
-            width = self.meanings(self.representations_LD[:1]).shape[1]
+            width = self.label_embeddings(self.representations_LD[:1]).shape[1]
             widths |= {"encoder": width, "encoder prior": int(self.head.prior is not None)}
         if head != "encoder" and self.classifier is not None:
             rows = self.classifier.table.weight.shape[1]
@@ -189,45 +155,54 @@ class Model:
         """What the encoder makes of label texts."""
         return self.encode_tokens(self.encoder.tokenize(texts, side="label"), side="label")
 
-    def meanings(self, representations_ND: Tensor | None = None) -> Tensor:
-        """What the dual encoder makes of labels (all of them if left out), without priors: for comparing labels."""
+    def label_embeddings(self, representations_ND: Tensor | None = None) -> Tensor:
+        """Return the dual encoder's embeddings of labels (of all labels by default), without priors."""
         with torch.inference_mode():
             return self.head.vectors(self.representations_LD if representations_ND is None else representations_ND)
 
-    def rare_priors(self) -> tuple[float, ...]:
-        """The prior that a label without training gets from each head that has priors: that of a typical rare label."""
-        rare_L = torch.from_numpy(self.labels.counts < _TAIL_COUNT).to(self.representations_LD.device)
-        return tuple(float(bias_L[rare_L].median() if rare_L.any() else bias_L.min()) for bias_L in self.biases())
+    def priors_for_new_labels(self) -> tuple[float, ...]:
+        """Return the prior of a label without training data in each head that has priors: the median of rare labels."""
+        rare_L = torch.from_numpy(self.labels.counts < _RARE_COUNT).to(self.representations_LD.device)
+        return tuple(float(bias_L[rare_L].median() if rare_L.any() else bias_L.min()) for bias_L in self.prior_biases())
 
-    def with_added(self, new: NewLabels) -> Model:
-        """A model that has these labels too; encoder and projections are shared, this model stays as it is."""
+    def append_labels(
+        self, ids: Sequence[str], texts: Sequence[str], *, representations_ND: Tensor, priors_NP: Tensor
+    ) -> Model:
+        """Return a model with more labels at the end.
+
+        Args:
+            ids: of the new labels.
+            texts: of the new labels.
+            representations_ND: the encoder's output for the texts.
+            priors_NP: their priors in each head that has priors, the dual encoder's first.
+        """
         device = self.representations_LD.device
-        priors = new.priors_NP.to(device).unbind(1)
-        return self.for_labels(
-            [torch.cat([bias_L, prior_N]) for bias_L, prior_N in zip(self.biases(), priors, strict=True)],
-            None if self.classifier is None else self.classifier.table.appended(len(new.ids)),
+        priors = priors_NP.to(device).unbind(1)
+        return self.with_labels(
             Labels(
-                [*self.labels.ids, *new.ids],
-                [*self.labels.texts, *new.texts],
-                np.concatenate([self.labels.counts, np.zeros(len(new.ids), dtype=np.int64)]),
+                [*self.labels.ids, *ids],
+                [*self.labels.texts, *texts],
+                np.concatenate([self.labels.counts, np.zeros(len(ids), dtype=np.int64)]),
             ),
-            torch.cat([self.representations_LD, new.representations_ND.to(device)]),
-            None if self.training_queries is None else self.training_queries.widen(len(new.ids)),
+            torch.cat([self.representations_LD, representations_ND.to(device)]),
+            biases=[torch.cat([bias_L, prior_N]) for bias_L, prior_N in zip(self.prior_biases(), priors, strict=True)],
+            table=None if self.classifier is None else self.classifier.table.appended(len(ids)),
+            training_queries=None if self.training_queries is None else self.training_queries.widen(len(ids)),
         )
 
-    def with_kept(self, rows: NDArray[np.int64]) -> Model:
-        """A model that has only some of the labels, in the order given; this model stays as it is."""
-        places = torch.from_numpy(rows).to(self.representations_LD.device)
-        return self.for_labels(
-            [bias_L[places] for bias_L in self.biases()],
-            None if self.classifier is None else self.classifier.table.selected(places),
-            self.labels.part(rows),
-            self.representations_LD[places],
-            None if self.training_queries is None else self.training_queries.keep(rows),
+    def select_labels(self, rows: NDArray[np.int64]) -> Model:
+        """Return a model with the labels of some rows, in the order given."""
+        rows_M = torch.from_numpy(rows).to(self.representations_LD.device)
+        return self.with_labels(
+            self.labels.select(rows),
+            self.representations_LD[rows_M],
+            biases=[bias_L[rows_M] for bias_L in self.prior_biases()],
+            table=None if self.classifier is None else self.classifier.table.selected(rows_M),
+            training_queries=None if self.training_queries is None else self.training_queries.keep(rows),
         )
 
-    def with_renamed(self, texts: Mapping[int, str], representations: Mapping[int, Tensor]) -> Model:
-        """A model in which some labels have other texts, and some others representations, by row; this one stays."""
+    def rename_labels(self, texts: Mapping[int, str], representations: Mapping[int, Tensor]) -> Model:
+        """Return a model with other texts for some rows, and other representations for some."""
         changed_texts, changed_LD = list(self.labels.texts), self.representations_LD.clone()
         for row, text in texts.items():
             changed_texts[row] = text
@@ -295,15 +270,24 @@ class Model:
             scoring=read_tuned(folder, fingerprint=fingerprint(folder)) or Scoring.load(own),
         )
 
-    def for_labels(
+    def with_labels(
         self,
-        biases: Sequence[Tensor],
-        table: ClassifierTable | None,
         labels: Labels,
         representations_LD: Tensor,
+        *,
+        biases: Sequence[Tensor],
+        table: ClassifierTable | None,
         training_queries: TrainingQueries | None = None,
     ) -> Model:
-        """The same model for other labels, given what its heads know of them."""
+        """Return the model with other labels, sharing the encoder and the projections of the heads.
+
+        Args:
+            labels: the labels.
+            representations_LD: the encoder's output for their texts.
+            biases: their priors in each head that has priors, as `prior_biases` returns them.
+            table: their classifier rows.
+            training_queries: the training queries with columns for these labels.
+        """
         left = iter(biases)
         dual = self.head.for_labels(None if self.head.prior is None else next(left))
         classifier = self.classifier
@@ -318,20 +302,20 @@ class Model:
             training_queries=training_queries,
         )
 
+    def prior_biases(self) -> list[Tensor]:
+        """Return the label biases [L] of each head that has a prior, the dual encoder's first."""
+        priors = (self.head.prior, None if self.classifier is None else self.classifier.prior)
+        return [prior.bias.detach() for prior in priors if prior is not None]
+
     def _needs_frequency(self, dial: float | None) -> bool:
         """Whether the dial needs a prior that was not learned."""
         return bool(dial) and not self.has_prior
 
-    def _checked(self, head: HeadName | None) -> HeadName:
+    def _resolve_head(self, head: HeadName | None) -> HeadName:
         head = head or self.default_head
         if head not in self.heads:
             raise UsageError(f"this model has no head {head!r}: choose one of {', '.join(self.heads)}")
         return head
-
-    def biases(self) -> list[Tensor]:
-        """The biases of each head that has a prior, the dual encoder's first."""
-        priors = (self.head.prior, None if self.classifier is None else self.classifier.prior)
-        return [prior.bias.detach() for prior in priors if prior is not None]
 
     def _classifier_rows(self) -> Tensor:
         """The classifier's rows, those of labels without training made from their texts and their neighbours."""
@@ -342,7 +326,7 @@ class Model:
         unseen = torch.from_numpy(np.flatnonzero(counts == 0)).to(self.representations_LD.device)
         texts_UC = self.classifier.project(self.representations_LD[unseen])
         return fill_unseen_rows(
-            rows_LC, counts, texts_UC=texts_UC, label_vectors_LD=self.meanings(), processes=self.processes
+            rows_LC, counts, texts_UC=texts_UC, label_vectors_LD=self.label_embeddings(), processes=self.processes
         )
 
     def _head_state(self) -> dict[str, Tensor]:
@@ -359,41 +343,6 @@ class Model:
             "prior": self.head.prior is not None,
             "classifier": None if self.classifier is None else self.classifier.table.storage,
         }
-
-
-def model_folder(run: str | Path) -> Path:
-    """The folder of the published model, given that or the run's."""
-    folder = Path(run)
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: no such run folder: train one with `dexter train DATA --out {folder}`")
-    published = folder / "model"
-    if not published.is_dir() and (folder / "config.toml").exists():
-        raise ModelError(
-            f"{folder}: the run has no model yet: let it finish, or continue it with `dexter train --resume`"
-        )
-    return published if published.is_dir() else folder
-
-
-def is_in_training(folder: Path) -> bool:
-    """Whether a published model belongs to a run that may still replace it."""
-    run = folder.resolve().parent
-    return (run / "config.toml").exists() and not (run / "run.json").exists()
-
-
-def fingerprint(folder: Path) -> str:
-    """A short hash that changes when any file of a published model does."""
-    try:
-        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise ModelError(f"{folder / MANIFEST}: cannot be read ({error.strerror}): is the folder complete?") from None
-
-
-def encoder_fingerprint(folder: Path) -> str:
-    """A short hash of what turns a text into a vector: encoder and heads, whatever else of a model changes."""
-    files = read_manifest(folder)
-    heads = f"{_FOLDER}/heads.safetensors"
-    kept = {name: digest for name, (_, digest) in files.items() if name == heads or not name.startswith(f"{_FOLDER}/")}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read_labels(path: Path) -> Labels:

@@ -29,7 +29,9 @@ from dexter.index import (
     save_index,
 )
 from dexter.index.base import checked_backend
-from dexter.model.model import Labels, Model, encoder_fingerprint
+from dexter.model.labels import Labels
+from dexter.model.model import Model
+from dexter.model.store import encoder_fingerprint
 from dexter.types import HeadName
 
 log = logging.getLogger("dexter")

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from dexter.errors import UsageError
 from dexter.index import Index
-from dexter.model.catalog import LabelPage, search_labels
-from dexter.model.edits import EditResult, LabelEdit
-from dexter.model.journal import LabelJournal
-from dexter.model.live_model import LiveModel, LiveState, find_similar
-from dexter.model.model import Labels, Model, encoder_fingerprint, fingerprint, model_folder
-from dexter.model.similar import SimilarLabel
+from dexter.model.edits import ChangeResult, LabelChange, LiveModel, LiveState
+from dexter.model.labels import LabelPage, Labels, search_labels
+from dexter.model.model import Model
+from dexter.model.similar import SimilarLabel, find_similar
+from dexter.model.store import LabelStore, encoder_fingerprint, fingerprint, model_folder
 from dexter.predict.calibration import NUM_PLACES, Calibration
 from dexter.predict.explain import Explanation, Parts, explain_scores
 from dexter.predict.indexing import RunIndex, index_labels, open_run_index
@@ -77,7 +76,7 @@ class Predictor:
         neighbours: bool | None = None,
         dial: float | None = None,
         fingerprint: str | None = None,
-        journal: LabelJournal | None = None,
+        store: LabelStore | None = None,
         persistent: bool = False,
         reload: Callable[[], Model] | None = None,
         stored: RunIndex | None = None,
@@ -99,12 +98,12 @@ class Predictor:
         chosen, weight = self.head, self.dial
         self._live = LiveModel(
             model,
-            derive=lambda current: (
+            make_index=lambda current: (
                 index
                 if index is not None and current is model
                 else index_labels(current, head=chosen, dial=weight, stored=stored)
             ),
-            journal=journal,
+            store=store,
             persistent=persistent,
             reload=reload,
         )
@@ -138,14 +137,14 @@ class Predictor:
         folder = model_folder(run)
         reload = partial(_load_model, folder, device=device, runtime=runtime)
         model, known = reload(), fingerprint(folder)
-        journal = LabelJournal(folder, fingerprint=known, dimension=model.encoder.dimension)
+        store = LabelStore(folder, fingerprint=known, dimension=model.encoder.dimension)
         return cls(
             model,
             head=head,
             neighbours=neighbours,
             dial=dial,
             fingerprint=known,
-            journal=journal,
+            store=store,
             persistent=persistent,
             reload=reload,
             stored=None if index == "exact" else open_run_index(folder),
@@ -167,13 +166,13 @@ class Predictor:
             neighbours=self.uses_neighbours if neighbours is None else neighbours,
             dial=dial,
             fingerprint=self.fingerprint,
-            index=state.derived if is_same else None,
+            index=state.index if is_same else None,
         )
 
     @property
     def index(self) -> Index:
         """What finds the best labels."""
-        return self._live.state.derived
+        return self._live.state.index
 
     @property
     def model(self) -> Model:
@@ -292,38 +291,38 @@ class Predictor:
             for place, row in enumerate(rows)
         ]
 
-    def add_labels(self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False) -> EditResult:
+    def add_labels(self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False) -> ChangeResult:
         """Add labels given as (id, text): they are encoded and compete from now on, without training.
 
         Either all of them are added or, when one is refused, none. Ids of removed labels are refused unless
         `reuse_ids`; the label then starts anew.
         """
-        return self.edit_labels(LabelEdit(add=labels, reuse_ids=reuse_ids))
+        return self.edit_labels(LabelChange(add=labels, reuse_ids=reuse_ids))
 
-    def remove_labels(self, ids: Sequence[str]) -> EditResult:
+    def remove_labels(self, ids: Sequence[str]) -> ChangeResult:
         """Take labels out of every later prediction; when one is unknown, none is taken out."""
-        return self.edit_labels(LabelEdit(remove=ids))
+        return self.edit_labels(LabelChange(remove=ids))
 
-    def rename_labels(self, labels: Sequence[tuple[str, str]], *, keep_vectors: bool = False) -> EditResult:
+    def rename_labels(self, labels: Sequence[tuple[str, str]], *, keep_vectors: bool = False) -> ChangeResult:
         """Give labels new texts, as (id, text); they are found by these from now on, and keep what else they learned.
 
         With `keep_vectors` only the texts that are shown change.
         """
-        return self.edit_labels(LabelEdit(rename=labels, keep_vectors=keep_vectors))
+        return self.edit_labels(LabelChange(rename=labels, keep_vectors=keep_vectors))
 
-    def edit_labels(self, edit: LabelEdit, *, expected: int | None = None) -> EditResult:
+    def edit_labels(self, change: LabelChange, *, expected: int | None = None) -> ChangeResult:
         """Remove, rename and add labels as one change: all of it, or nothing; on disk first if `persistent`.
 
         With `expected` only if that is the labels' version, what other processes changed on disk included.
         """
-        return self._live.edit(edit, expected=expected)
+        return self._live.change(change, expected=expected)
 
     def refresh_labels(self) -> bool:
         """Take up what other processes changed in the folder since; whether there was anything."""
         return self._live.refresh()
 
     def compact_labels(self) -> None:
-        """Make the files of changed labels as small as what they amount to; labels and version stay."""
+        """Give unused space of the file of label changes back; the labels and their version stay."""
         self._live.compact()
 
     def search_labels(self, query: str = "", *, limit: int | None = 20, offset: int = 0) -> LabelPage:
@@ -335,7 +334,7 @@ class Predictor:
         return find_similar(self.model, [text], k)[0]
 
     def _find(
-        self, state: LiveState[Index], texts: Sequence[str], k: int | None, threshold: float | None
+        self, state: LiveState, texts: Sequence[str], k: int | None, threshold: float | None
     ) -> tuple[TopK, NDArray[Any]]:
         """The labels that may be shown, and their probabilities (None where they are not known)."""
         calibration = self.calibration if threshold is None else self._checked_calibration()
@@ -365,15 +364,13 @@ class Predictor:
             )
         return self.calibration
 
-    def _search(
-        self, state: LiveState[Index], texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None
-    ) -> TopK:
+    def _search(self, state: LiveState, texts: Sequence[str], k: int, *, exclude: csr_matrix | None = None) -> TopK:
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
         return self._rank(state, state.model.encode_queries(texts), k, exclude=exclude)
 
-    def _rank(self, state: LiveState[Index], representations_ND: Tensor, k: int, *, exclude: csr_matrix | None) -> TopK:
-        model, index = state.model, state.derived
+    def _rank(self, state: LiveState, representations_ND: Tensor, k: int, *, exclude: csr_matrix | None) -> TopK:
+        model, index = state.model, state.index
         queries_ND = model.search_vectors(representations_ND, head=self.head, dial=self.dial)
         found = index.search(queries_ND, min(k, len(model.labels.ids)), exclude=exclude)
         if not self.uses_neighbours:
@@ -381,9 +378,9 @@ class Predictor:
         votes = _votes(model, representations_ND)
         return add_votes(found, votes, queries_ND, index.vectors_LD, scale=_vote_scale(model), exclude=exclude)
 
-    def _score_parts(self, state: LiveState[Index], texts: Sequence[str], *, rows: list[int]) -> Parts:
+    def _score_parts(self, state: LiveState, texts: Sequence[str], *, rows: list[int]) -> Parts:
         """What the scores of texts for some labels are made of."""
-        model, labels_KD = state.model, state.derived.vectors_LD[rows]
+        model, labels_KD = state.model, state.index.vectors_LD[rows]
         representations_ND = model.encode_queries(texts)
         queries_ND = model.search_vectors(representations_ND, head=self.head, dial=self.dial)
         parts = {

@@ -17,7 +17,7 @@ from dexter.data.formats.lines import decode, raw_lines, without_line_end
 from dexter.data.formats.problems import BadRecord
 from dexter.errors import DataError, UsageError
 from dexter.files import atomic_path
-from dexter.model.catalog import LabelEntry
+from dexter.model.labels import LabelEntry
 from dexter.predict.explain import Explanation
 from dexter.predict.predictor import Prediction, Predictor
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dexter.errors import DexterError, ModelError
-from dexter.model.model import fingerprint, model_folder
+from dexter.model.store import fingerprint, model_folder
 from dexter.predict.indexing import index_folder
 from dexter.predict.predictor import Predictor
 from dexter.serving.runs import Run

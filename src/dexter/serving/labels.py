@@ -9,8 +9,8 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.model.edits import LabelEdit, VersionConflict
-from dexter.model.model import Labels
+from dexter.model.edits import LabelChange, VersionConflict
+from dexter.model.labels import Labels
 from dexter.model.similar import SimilarLabel
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import (
@@ -67,7 +67,7 @@ def label_routes(service: Service) -> APIRouter:
         run = service.run(body.model)
         _check_new(run.predictor.labels, [label.id for label in body.labels])
         labels = [(label.id, label.text) for label in body.labels]
-        return to_json(await change(run, LabelEdit(add=labels, reuse_ids=body.reuse_ids), if_match))
+        return to_json(await change(run, LabelChange(add=labels, reuse_ids=body.reuse_ids), if_match))
 
     @router.patch("/v1/labels", response_model=LabelsChanged)
     async def rename_labels(body: RenameLabelsRequest, if_match: IfMatch = None) -> Response:
@@ -75,7 +75,7 @@ def label_routes(service: Service) -> APIRouter:
         run = service.run(body.model)
         _check_known(run.predictor.labels, [label.id for label in body.labels])
         labels = [(label.id, label.text) for label in body.labels]
-        return to_json(await change(run, LabelEdit(rename=labels, keep_vectors=body.keep_vectors), if_match))
+        return to_json(await change(run, LabelChange(rename=labels, keep_vectors=body.keep_vectors), if_match))
 
     @router.delete("/v1/labels", response_model=LabelsChanged)
     async def remove_labels(
@@ -88,12 +88,12 @@ def label_routes(service: Service) -> APIRouter:
         _check_known(run.predictor.labels, id)
         if len(id) == len(run.predictor.labels.ids):
             raise Problem(409, "last", "a run needs at least one label: the last one stays")
-        return to_json(await change(run, LabelEdit(remove=id), if_match))
+        return to_json(await change(run, LabelChange(remove=id), if_match))
 
     return router
 
 
-async def change(run: Run, edit: LabelEdit, if_match: str | None) -> LabelsChanged:
+async def change(run: Run, edit: LabelChange, if_match: str | None) -> LabelsChanged:
     """Change the labels; a problem where that is refused."""
     try:
         result = await run.edit(edit, expected=_version(if_match))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from dexter.errors import UsageError
-from dexter.model.edits import EditResult, LabelEdit
+from dexter.model.edits import ChangeResult, LabelChange
 from dexter.predict.explain import Explanation
 from dexter.predict.predictor import Prediction, Predictor
 from dexter.serving.batching import Batcher, Limits
@@ -173,7 +173,7 @@ class Run:
         """The vector of each text."""
         return await self._embedding.submit(side, texts, gone=gone)
 
-    async def edit(self, edit: LabelEdit, *, expected: int | None = None) -> EditResult:
+    async def edit(self, edit: LabelChange, *, expected: int | None = None) -> ChangeResult:
         """Change the labels; with `expected`, only if that is their version."""
         return await self.in_editor(lambda: self.predictor.edit_labels(edit, expected=expected))
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from dexter.data.tokens import Tokens
 from dexter.encoders.embed import embed
 from dexter.errors import ModelError
-from dexter.model.model import Labels, Model
+from dexter.model.labels import Labels
+from dexter.model.model import Model
 from dexter.processes import LabelShard
 from dexter.training.distributed import ProcessGroup
 from dexter.types import HeadName
@@ -60,13 +61,13 @@ def whole_model(processes: ProcessGroup, model: Model, labels: Labels, places: N
     order = np.concatenate(
         [LabelShard.of(places, rank=rank, size=processes.size).labels for rank in range(processes.size)]
     )
-    biases = [_in_order(processes, bias, order) for bias in model.biases()]
+    biases = [_in_order(processes, bias, order) for bias in model.prior_biases()]
     table = None if model.classifier is None else _in_order(processes, model.classifier.table.weight, order)
     representations = _in_order(processes, model.representations_LD, order)
     if not processes.is_first:
         return None
     rows = None if model.classifier is None or table is None else model.classifier.table.with_rows(table)
-    return replace(model.for_labels(biases, rows, labels, representations), processes=ProcessGroup())
+    return replace(model.with_labels(labels, representations, biases=biases, table=rows), processes=ProcessGroup())
 
 
 def _in_order(processes: ProcessGroup, rows: Tensor, order: NDArray[np.int64]) -> Tensor:

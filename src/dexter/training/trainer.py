@@ -25,7 +25,8 @@ from dexter.encoders.embed import embed
 from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
-from dexter.model.model import Labels, Model
+from dexter.model.labels import Labels
+from dexter.model.model import Model
 from dexter.positives import Positives
 from dexter.processes import LabelShard
 from dexter.training.checkpoint import load_checkpoint, save_checkpoint
@@ -385,7 +386,7 @@ class Trainer:
             encoder=self.encoder,
             head=self.objective.dual,
             classifier=self.objective.classifier,
-            labels=self.labels if self.shard.is_all else self.labels.part(self.shard.labels),
+            labels=self.labels if self.shard.is_all else self.labels.select(self.shard.labels),
             representations_LD=spread(texts_UD, self.shard.text_of_label),
             facts=facts,
             processes=self.processes,

@@ -22,7 +22,8 @@ from dexter.data import Dataset, Split
 from dexter.errors import UsageError
 from dexter.index.exact import search
 from dexter.metrics import Ratio, inverse_propensity, per_query
-from dexter.model.model import Model, fingerprint
+from dexter.model.model import Model
+from dexter.model.store import fingerprint
 from dexter.predict.calibration import FITTED_PLACES, calibrate
 from dexter.predict.neighbours import TrainingQueries, VoteSettings, add_votes
 from dexter.predict.scoring import DEFAULT_VOTES, Scoring, write_tuned

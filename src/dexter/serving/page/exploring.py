@@ -13,8 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dexter.evaluation.misses import Miss
-from dexter.model.catalog import LabelEntry, find_rows
-from dexter.model.model import Labels
+from dexter.model.labels import LabelEntry, Labels, find_rows
 from dexter.model.similar import SimilarLabel
 from dexter.predict.predictor import Predictor
 from dexter.serving.page.rendering import Renderer

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.model.model import Labels, Model
+from dexter.model.labels import Labels
+from dexter.model.model import Model
 from dexter.types import band_of
 
 MOST_POINTS = 3_000
@@ -68,7 +69,7 @@ def map_labels(model: Model, *, most: int = MOST_POINTS, seed: int = 0) -> Label
     total = len(model.labels.ids)
     drawn = _sample(total, most, generator)
     fitted = _sample(total, _FITTED, generator)
-    vectors_LD = torch.nn.functional.normalize(model.meanings(), dim=1)
+    vectors_LD = torch.nn.functional.normalize(model.label_embeddings(), dim=1)
     mean_D, axes_D2, explained = principal_axes(vectors_LD[torch.from_numpy(fitted)])
     places_L2 = ((vectors_LD - mean_D) @ axes_D2).cpu().numpy()
     return LabelMap(model.labels, _into_unit_square(places_L2), drawn.tolist(), explained)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from dexter.model.catalog import find_rows
+from dexter.model.labels import find_rows
 from dexter.serving.page.label_map import LabelMap, map_labels
 from dexter.serving.page.rendering import Renderer
 from dexter.serving.page.telling import page_router

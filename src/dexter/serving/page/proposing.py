@@ -7,9 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from dexter.model.model import NewLabels
+from dexter.model.edits import LabelChange, apply_changes, encode_change
 from dexter.model.similar import DUPLICATE_SIMILARITY, SimilarLabel
 from dexter.predict.predictor import Prediction, Predictor
 
@@ -54,13 +53,8 @@ def propose(predictor: Predictor, text: str, label_text: str, *, num_similar: in
     near_rows = [row for row, label_id in enumerate(model.labels.ids) if label_id in near_ids]
     kept = np.unique(np.concatenate([rows[rows >= 0], np.array(near_rows, dtype=np.int64)]))
     new_id = free_id(label_text, set(model.labels.ids))
-    new = NewLabels(
-        ids=[new_id],
-        texts=[label_text],
-        representations_ND=model.encode_labels([label_text]),
-        priors_NP=torch.tensor([model.rare_priors()]),
-    )
-    competing = model.with_kept(kept).with_added(new)
+    new = encode_change(model, LabelChange(add=[(new_id, label_text)]))
+    competing = apply_changes(model.select_labels(kept), new)
     small = Predictor(competing, head=predictor.head, neighbours=predictor.uses_neighbours, dial=predictor.dial)
     ranking = small.predict([text], k=PLACES)[0]
     place = next((place for place, label in enumerate(ranking) if label.id == new_id), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dexter.model.model import Labels
+from dexter.model.labels import Labels
 from dexter.serving.protocol import RankedLabel
 
 

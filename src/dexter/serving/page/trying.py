@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dexter.model.edits import LabelEdit
+from dexter.model.edits import LabelChange
 from dexter.predict.predictor import Predictor
 from dexter.serving.labels import change
 from dexter.serving.page.asked import Asked, read_asked
@@ -129,7 +129,7 @@ async def _add(run: Run, asked: Asked) -> str:
     if len(asked.label) > _LONGEST_LABEL:
         raise Problem(422, "label", f"a label may have {_LONGEST_LABEL:,} characters")
     label_id = free_id(asked.label, set(run.predictor.labels.ids))
-    await change(run, LabelEdit(add=[(label_id, asked.label)], reuse_ids=True), None)
+    await change(run, LabelChange(add=[(label_id, asked.label)], reuse_ids=True), None)
     return label_id
 
 

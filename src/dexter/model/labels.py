@@ -1,0 +1,91 @@
+"""The labels of a model: ids, texts and training counts in the order of its vectors, and search among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dexter.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels that a model can predict, in the order of its vectors."""
+
+    ids: Sequence[str]
+    texts: Sequence[str]
+    counts: NDArray[np.int64]
+    """Training queries of each label."""
+
+    def rows(self, ids: Iterable[str]) -> list[int]:
+        """Return the row of each id; raise `UsageError` for an unknown one."""
+        row_by_id = {label_id: row for row, label_id in enumerate(self.ids)}
+        try:
+            return [row_by_id[label_id] for label_id in ids]
+        except KeyError as error:
+            raise UsageError(f"no label has the id {error.args[0]!r}") from None
+
+    def select(self, rows: NDArray[np.int64]) -> Labels:
+        """Return the labels of some rows, in the order given."""
+        ids, texts = ([values[row] for row in rows] for values in (self.ids, self.texts))
+        return Labels(ids, texts, self.counts[rows])
+
+    def entry(self, row: int) -> LabelEntry:
+        """Return one label with its id, text and count."""
+        return LabelEntry(self.ids[row], self.texts[row], int(self.counts[row]))
+
+
+@dataclass(frozen=True)
+class LabelEntry:
+    """One label of a listing."""
+
+    id: str
+    text: str
+    count: int
+    """Training queries; 0 for a label that was added later."""
+
+
+@dataclass(frozen=True)
+class LabelPage:
+    """One page of search results."""
+
+    labels: list[LabelEntry]
+    total: int
+    """Number of labels on all pages."""
+
+
+def search_labels(labels: Labels, query: str, *, limit: int | None = 20, offset: int = 0) -> LabelPage:
+    """Return a page of the labels whose id or text contains the query.
+
+    Args:
+        labels: the labels to search.
+        query: part of an id or text, see `find_rows`.
+        limit: largest number of labels on the page; None: no limit.
+        offset: number of results before the page.
+    """
+    if offset < 0 or (limit is not None and limit < 0):
+        raise UsageError(f"limit and offset must be 0 or more, got {limit} and {offset}")
+    rows = find_rows(labels, query)
+    page = rows[offset:] if limit is None else rows[offset : offset + limit]
+    return LabelPage([labels.entry(row) for row in page], total=len(rows))
+
+
+def find_rows(labels: Labels, query: str) -> range | list[int]:
+    """Return the rows of all labels whose id or text contains the query, ignoring case; all rows for an empty query.
+
+    Labels whose id or text begins with the query come first; otherwise the order of the labels is kept.
+    """
+    wanted = query.strip().casefold()
+    if not wanted:
+        return range(len(labels.ids))
+    first, later = [], []
+    for row, names in enumerate(zip(labels.ids, labels.texts, strict=True)):
+        positions = [name.casefold().find(wanted) for name in names]
+        if 0 in positions:
+            first.append(row)
+        elif max(positions) > 0:
+            later.append(row)
+    return first + later
