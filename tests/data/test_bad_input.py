@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, save_npz
 
-from dexter.data.formats import limits as limits_module
 from dexter.data.formats import lines as lines_module
 from dexter.data.formats import load_dataset
-from dexter.data.formats.problems import MAX_PROBLEMS
+from dexter.data.formats.lines import MAX_BAD_RECORDS
 from dexter.errors import DataError, UsageError
 
 LABELS = '{"uid": "a", "text": "A"}\n{"uid": "b", "text": "B"}\n'
@@ -80,11 +79,10 @@ def test_bad_jsonl_row(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BAD_ROWS)
-def test_bad_jsonl_row_is_skipped_and_counted(tmp_path: Path, kind: str) -> None:
-    said: list[str] = []
-    data = load_dataset(write_jsonl(tmp_path, BAD_ROWS[kind][0], GOOD), on_error="skip", announce=said.append)
+def test_bad_jsonl_row_is_skipped_and_counted(tmp_path: Path, kind: str, logged: list[str]) -> None:
+    data = load_dataset(write_jsonl(tmp_path, BAD_ROWS[kind][0], GOOD), on_error="skip")
     assert len(data.train) == 2
-    assert "skipped 1 line" in said
+    assert "skipped 1 line" in logged
     assert data.source["skipped"] == "1"
 
 
@@ -100,15 +98,14 @@ def test_repeats_are_grouped_by_kind(tmp_path: Path) -> None:
 
 
 def test_reading_stops_after_many_problems(tmp_path: Path) -> None:
-    error = failure(write_jsonl(tmp_path, *["{"] * (3 * MAX_PROBLEMS)))
-    assert f"(and {MAX_PROBLEMS - 1:,} more like it)" in str(error)
+    error = failure(write_jsonl(tmp_path, *["{"] * (3 * MAX_BAD_RECORDS)))
+    assert f"(and {MAX_BAD_RECORDS - 1:,} more like it)" in str(error)
 
 
-def test_skip_announces_counts_and_places(tmp_path: Path) -> None:
-    said: list[str] = []
-    load_dataset(write_jsonl(tmp_path, "{", "{", "[]"), on_error="skip", announce=said.append)
-    assert "skipped 3 lines" in said
-    assert any(line.startswith(f"  {tmp_path / 'trn.jsonl'}:2: ") and "1 more like it" in line for line in said)
+def test_skip_logs_counts_and_lines(tmp_path: Path, logged: list[str]) -> None:
+    load_dataset(write_jsonl(tmp_path, "{", "{", "[]"), on_error="skip")
+    assert "skipped 3 lines" in logged
+    assert any(line.startswith(f"  {tmp_path / 'trn.jsonl'}:2: ") and "1 more like it" in line for line in logged)
 
 
 def test_nothing_left_after_skipping(tmp_path: Path) -> None:
@@ -182,7 +179,7 @@ def test_gzip_bomb_stops_early_in_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newline: bytes
 ) -> None:
     """Thirty megabytes from thirty kilobytes: refused by the ratio, with limits scaled down to keep the test short."""
-    monkeypatch.setattr(limits_module, "_RATIO_FREE_BYTES", 1024**2)
+    monkeypatch.setattr(lines_module, "_RATIO_FREE_BYTES", 1024**2)
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 256 * 1024)
     write_jsonl(tmp_path)
     (tmp_path / "trn.jsonl").unlink()
@@ -269,16 +266,15 @@ def test_filter_pairs_follow_their_rows_when_others_are_skipped(tmp_path: Path) 
         (b"text,labels\nx,a\n\x00,a\n", 3, "NUL"),
     ],
 )
-def test_bad_csv(tmp_path: Path, content: str | bytes, line: int | None, says: str) -> None:
+def test_bad_csv(tmp_path: Path, content: str | bytes, line: int | None, says: str, logged: list[str]) -> None:
     path = tmp_path / "data.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     error = failure(path)
     assert error.line == line
     assert says in str(error)
     if line is not None and line > 1:
-        said: list[str] = []
-        assert len(load_dataset(path, on_error="skip", announce=said.append).train) == 1
-        assert "skipped 1 line" in said
+        assert len(load_dataset(path, on_error="skip").train) == 1
+        assert "skipped 1 line" in logged
 
 
 def test_csv_with_a_named_column_that_is_not_there(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
+from dexter.data.dataset import freeze
 from dexter.errors import DataError
 
 
@@ -41,6 +42,13 @@ def test_changes_to_the_given_matrix_do_not_reach_it() -> None:
     made = Split(texts=["x", "y"], uids=["1", "2"], relevance=matrix)
     matrix.data[:] = 9
     assert made.relevance.data.tolist() == [1, 1]
+
+
+def test_a_frozen_matrix_is_taken_without_a_copy() -> None:
+    matrix = freeze(csr_matrix(np.eye(2, dtype=np.float32)))
+    assert Split(texts=["x", "y"], uids=["1", "2"], relevance=matrix).relevance is matrix
+    unsorted = freeze(csr_matrix(([1.0, 1.0], [1, 0], [0, 2]), shape=(1, 2), dtype=np.float32))
+    assert Split(texts=["x"], uids=["1"], relevance=unsorted).relevance.indices.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])

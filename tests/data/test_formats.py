@@ -1,4 +1,4 @@
-"""Every format: written and read back, detected, announced; and what the formats cannot carry is said."""
+"""Every format: written and read back, detected; guesses and what a format cannot hold are logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
-from dexter.data.formats import FORMATS, convert_dataset, detect, load_dataset, save_dataset
+from dexter.data.formats import FORMATS, detect, load_dataset, save_dataset
 from dexter.errors import DataError, UsageError
 
 WRITABLE = [name for name, one in FORMATS.items() if one.write is not None]
@@ -62,13 +62,13 @@ def assert_same(got: Dataset, want: Dataset, *, kind: str) -> None:
 
 @pytest.mark.parametrize("compress", [True, False])
 @pytest.mark.parametrize("kind", WRITABLE)
-def test_round_trip(tmp_path: Path, kind: str, compress: bool) -> None:
+def test_round_trip(tmp_path: Path, kind: str, compress: bool, logged: list[str]) -> None:
     data, folder = sample(), tmp_path / "out"
     save_dataset(data, folder, format=kind, gzip=compress)
     assert detect(folder) == kind
-    lines: list[str] = []
-    back = load_dataset(folder, announce=lines.append)
-    assert lines[0] == f"read as {kind}"
+    logged.clear()
+    back = load_dataset(folder)
+    assert logged[0] == f"read as {kind}"
     assert_same(back, data, kind=kind)
 
 
@@ -127,15 +127,15 @@ def test_unicode_round_trip(tmp_path: Path, kind: str, data: st.DataObject) -> N
 @pytest.mark.parametrize("kind", ["dexml", "fasttext", "annif"])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXT, min_size=1, max_size=4))
-def test_line_formats_write_breaks_as_spaces(tmp_path: Path, kind: str, texts: list[str]) -> None:
-    """One line per text: line breaks, tabs, NULs and byte order marks become spaces, and that is announced."""
+def test_line_formats_write_breaks_as_spaces(tmp_path: Path, kind: str, logged: list[str], texts: list[str]) -> None:
+    """One line per text: line breaks, tabs, NULs and byte order marks become spaces, and that is logged."""
     want = build(texts, ["a", "b"], [[row] for row in range(len(texts))])
-    lines: list[str] = []
-    save_dataset(want, tmp_path / "out", format=kind, replace=True, announce=lines.append)
+    logged.clear()
+    save_dataset(want, tmp_path / "out", format=kind, replace=True)
     flat = tuple(text.translate(str.maketrans(dict.fromkeys("\0\t\n\r\ufeff", " "))) for text in texts)
     assert load_dataset(tmp_path / "out").train.texts == flat
-    assert any("now spaces" in line for line in lines) == (flat != tuple(texts))
-    assert any("does not keep query ids" in line for line in lines)
+    assert any("now spaces" in line for line in logged) == (flat != tuple(texts))
+    assert any("does not keep query ids" in line for line in logged)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_source_names_the_format_and_the_files(tmp_path: Path) -> None:
 
 def test_convert(tmp_path: Path) -> None:
     save_dataset(sample(), tmp_path / "a", format="csv")
-    convert_dataset(tmp_path / "a", tmp_path / "b", to="xmc-json")
-    convert_dataset(tmp_path / "b", tmp_path / "c", to="parquet")
+    save_dataset(load_dataset(tmp_path / "a"), tmp_path / "b", format="xmc-json")
+    save_dataset(load_dataset(tmp_path / "b"), tmp_path / "c", format="parquet")
     assert_same(load_dataset(tmp_path / "c"), sample(), kind="parquet")
 
 
@@ -231,13 +231,6 @@ def test_built_in_source_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "build", lambda name: sample())
     assert load_dataset("pydocs").name == "sample"
-
-
-def test_announcements_go_to_the_log_by_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    save_dataset(sample(), tmp_path / "out")
-    with caplog.at_level("INFO", logger="dexter"):
-        load_dataset(tmp_path / "out")
-    assert "read as jsonl" in caplog.messages
 
 
 # What each format accepts, beyond what its writer writes.
@@ -265,14 +258,13 @@ def test_gzip_is_told_by_content_not_by_name(tmp_path: Path) -> None:
     assert load_dataset(tmp_path / "data.jsonl").label_ids == ("b",)
 
 
-def test_repeated_query_ids_are_made_unique_and_announced(tmp_path: Path) -> None:
+def test_repeated_query_ids_are_made_unique_and_logged(tmp_path: Path, logged: list[str]) -> None:
     lines = [json.dumps({"uid": uid, "text": "x", "labels": ["a"]}) for uid in ("u", "u", "u#2", "u")]
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    said: list[str] = []
-    uids = load_dataset(tmp_path / "data.jsonl", announce=said.append).train.uids
+    uids = load_dataset(tmp_path / "data.jsonl").train.uids
     assert uids[:2] == ("u", "u#2")
     assert len(set(uids)) == 4
-    assert any(line.startswith("3 query ids were used before") for line in said)
+    assert any(line.startswith("3 query ids were used before") for line in logged)
 
 
 def test_xmc_json_joins_title_and_content(tmp_path: Path) -> None:
@@ -287,15 +279,14 @@ def test_xmc_json_joins_title_and_content(tmp_path: Path) -> None:
     assert data.train.filtered.toarray().tolist() == [[0, 1]]
 
 
-def test_csv_guesses_are_announced(tmp_path: Path) -> None:
+def test_csv_guesses_are_logged(tmp_path: Path, logged: list[str]) -> None:
     path = tmp_path / "posts.csv"
     path.write_bytes(b'\xef\xbb\xbfId,Title,Body,Tags\r\n1,hello,"two\r\nlines",a; b\r\n2,bye,,b\r\n')
-    said: list[str] = []
-    data = load_dataset(path, announce=said.append)
+    data = load_dataset(path)
     assert data.train.texts == ("hello two\r\nlines", "bye")
     assert data.train.uids == ("1", "2")
     assert data.label_ids == ("a", "b")
-    assert said[:2] == [
+    assert logged[:2] == [
         "read as csv",
         "posts.csv: text from 'Title' + 'Body', labels from 'Tags', ids from 'Id', labels split at ';'",
     ]
@@ -327,15 +318,14 @@ def test_parquet_with_other_columns(tmp_path: Path) -> None:
     assert (data.train.texts, data.train.uids, data.label_ids) == (("x", ""), ("5", "6"), ("a", "b"))
 
 
-def test_svmlight_features_become_words(tmp_path: Path) -> None:
+def test_svmlight_features_become_words(tmp_path: Path, logged: list[str]) -> None:
     (tmp_path / "train.txt").write_text("3 4 3\n0,2 1:0.5 3:1\n 0:1\n1 2:2\n\n")
     (tmp_path / "test.txt").write_text("1 4 3\n2 0:1\n")
-    said: list[str] = []
-    data = load_dataset(tmp_path, announce=said.append)
+    data = load_dataset(tmp_path)
     assert data.train.texts == ("f1 f3", "f0", "f2")
     assert data.train.relevance.toarray().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     assert data.label_ids == ("0", "1", "2")
-    assert any("values are dropped" in line for line in said)
+    assert any("values are dropped" in line for line in logged)
     (tmp_path / "features.txt").write_text("red\ngreen\nblue\nblack\n")
     (tmp_path / "labels.txt").write_text("A\nB\nC\n")
     named = load_dataset(tmp_path)
@@ -351,11 +341,10 @@ def test_fasttext_labels_anywhere(tmp_path: Path) -> None:
     assert data.label_ids == ("a", "b", "c")
 
 
-def test_annif_vocabulary(tmp_path: Path) -> None:
+def test_annif_vocabulary(tmp_path: Path, logged: list[str]) -> None:
     (tmp_path / "train.tsv").write_text("first text\t<http://x/1> <http://x/2>\nsecond\t<http://x/2>\n\n")
-    said: list[str] = []
-    assert load_dataset(tmp_path, announce=said.append).label_texts == ("http://x/1", "http://x/2")
-    assert any("no vocabulary" in line for line in said)
+    assert load_dataset(tmp_path).label_texts == ("http://x/1", "http://x/2")
+    assert any("no vocabulary" in line for line in logged)
     (tmp_path / "yso-vocab.tsv").write_text("<http://x/2>\ttwo\t2.2\n<http://x/1>\tone\n")
     data = load_dataset(tmp_path)
     assert (data.label_ids, data.label_texts) == (("http://x/2", "http://x/1"), ("two", "one"))

@@ -47,7 +47,7 @@ def add(
     """
     if (input_path is None) == (label_id is None) or (label_id is None) != (text is None):
         raise UsageError("give ID and TEXT of one label, or --input with a file of labels")
-    from dexter.data.formats.label_file import read_label_file
+    from dexter.data.formats import read_label_file
 
     labels = read_label_file(input_path) if input_path is not None else [(label_id or "", text or "")]
     predictor = _open(run)

@@ -64,8 +64,8 @@ class Split:
         return Split(
             texts=[self.texts[row] for row in rows],
             uids=[self.uids[row] for row in rows],
-            relevance=self.relevance[rows],
-            filtered=None if self.filtered is None else self.filtered[rows],
+            relevance=freeze(self.relevance[rows]),
+            filtered=None if self.filtered is None else freeze(self.filtered[rows]),
         )
 
 
@@ -145,12 +145,27 @@ def _hash_fraction(text: str) -> float:
     )
 
 
-def _frozen_csr(matrix: csr_matrix) -> csr_matrix:
-    """A float32 CSR copy in canonical form whose arrays cannot be written to."""
-    frozen = csr_matrix(matrix, dtype=np.float32, copy=True)
-    frozen.sum_duplicates()
-    frozen.sort_indices()
-    frozen.check_format(full_check=True)
-    for array in (frozen.data, frozen.indices, frozen.indptr):
+def freeze(matrix: csr_matrix) -> csr_matrix:
+    """Make the arrays of a matrix read-only, so that a `Split` takes it without a copy; returns the matrix."""
+    for array in (matrix.data, matrix.indices, matrix.indptr):
         array.setflags(write=False)
-    return frozen
+    return matrix
+
+
+def _frozen_csr(matrix: csr_matrix) -> csr_matrix:
+    """Return a read-only float32 CSR matrix in canonical form: the matrix itself if it is one, else a copy."""
+    if not _is_frozen(matrix):
+        matrix = csr_matrix(matrix, dtype=np.float32, copy=True)
+        matrix.sum_duplicates()
+        matrix.sort_indices()
+    matrix.check_format(full_check=True)
+    return freeze(matrix)
+
+
+def _is_frozen(matrix: csr_matrix) -> bool:
+    return (
+        isinstance(matrix, csr_matrix)
+        and matrix.dtype == np.float32
+        and not any(array.flags.writeable for array in (matrix.data, matrix.indices, matrix.indptr))
+        and matrix.has_canonical_format
+    )

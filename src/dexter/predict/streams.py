@@ -11,10 +11,8 @@ from json import dumps
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from dexter.data.formats.json_records import identifier_field, parse_object, text_field
-from dexter.data.formats.limits import MAX_LINE_BYTES
-from dexter.data.formats.lines import decode, raw_lines, without_line_end
-from dexter.data.formats.problems import BadRecord
+from dexter.data.formats.jsonl import identifier_field, parse_object, text_field
+from dexter.data.formats.lines import MAX_LINE_BYTES, BadRecord, decode, raw_lines, without_line_end
 from dexter.errors import DataError, UsageError
 from dexter.files import atomic_path
 from dexter.model.labels import LabelEntry

@@ -1,4 +1,4 @@
-"""Which columns of a table hold texts, labels and ids, and what separates two labels: guesses, to be announced."""
+"""Choose which columns of a table hold texts, labels and ids, and what separates two labels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from dexter.data.formats.reading import TableOptions
 from dexter.errors import DataError
 
 Cell = str | list[str] | None
@@ -24,8 +23,20 @@ _WEIGHT_NAMES = ("weights",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Positions of the columns that matter."""
+class TableOptions:
+    """How to read the columns of a table; what is None is guessed."""
+
+    text_column: str | None = None
+    """Name of the text column, or several joined by `+`."""
+    label_column: str | None = None
+    """Name of the column of labels."""
+    label_separator: str | None = None
+    """What separates two labels of a cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryColumns:
+    """Positions of the columns to read in a table of queries."""
 
     text: tuple[int, ...]
     """Joined by a space."""
@@ -39,7 +50,7 @@ class Columns:
         return [position for position in (*self.text, self.labels, self.uid, self.weights) if position is not None]
 
     def describe(self, names: Sequence[str]) -> str:
-        """Which column is what, for an announcement."""
+        """Say which column holds what."""
         said = ["text from " + " + ".join(repr(names[position]) for position in self.text)]
         for what, position in (("labels", self.labels), ("ids", self.uid), ("weights", self.weights)):
             if position is not None:
@@ -49,14 +60,14 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFileColumns:
-    """Positions of the columns that matter in a file of labels."""
+    """Positions of the columns to read in a table of labels."""
 
     text: int
     uid: int
 
 
-def choose_columns(names: Sequence[str], options: TableOptions, *, path: Path) -> Columns:
-    """The columns the options name, or else those with a usual name."""
+def choose_columns(names: Sequence[str], options: TableOptions, *, path: Path) -> QueryColumns:
+    """Choose the columns that the options name, or else those with a usual name."""
     lowered = [name.strip().lower() for name in names]
     labels = _first(lowered, _LABEL_NAMES)
     if options.label_column is not None:
@@ -68,11 +79,13 @@ def choose_columns(names: Sequence[str], options: TableOptions, *, path: Path) -
         text = _named_text(names, options.text_column, path=path)
     if not text:
         raise _missing(path, "text column", names, "name it with text_column (usual: text, title)")
-    return Columns(text=text, labels=labels, uid=_first(lowered, _ID_NAMES), weights=_first(lowered, _WEIGHT_NAMES))
+    return QueryColumns(
+        text=text, labels=labels, uid=_first(lowered, _ID_NAMES), weights=_first(lowered, _WEIGHT_NAMES)
+    )
 
 
 def choose_label_file_columns(names: Sequence[str], *, path: Path) -> LabelFileColumns:
-    """The id and text columns of a file of labels; with one column, it is both."""
+    """Choose the id and text columns of a table of labels; a single column is both."""
     lowered = [name.strip().lower() for name in names]
     uid = _first(lowered, (*_ID_NAMES, "label", "name"))
     if uid is None:
@@ -82,10 +95,10 @@ def choose_label_file_columns(names: Sequence[str], *, path: Path) -> LabelFileC
 
 
 def choose_separator(cells: Iterable[Cell], known: Set[str] | None) -> str | None:
-    """What separates labels in some sample cells; None when each cell is one label.
+    """Choose what separates the labels of some sample cells; None when each cell is one label.
 
     Where the labels are known, it is one that makes every part a known label, if possible one that no label contains.
-    Else it is the first of `SEPARATORS` that occurs, other than a space, which may well belong to a label.
+    Else it is the first of `SEPARATORS` that occurs, other than a space, which may be part of a label.
     """
     samples = [cell for cell in cells if isinstance(cell, str) and cell]
     used = [separator for separator in SEPARATORS if any(separator in cell for cell in samples)]
@@ -98,7 +111,7 @@ def choose_separator(cells: Iterable[Cell], known: Set[str] | None) -> str | Non
 
 
 def split_cell(cell: Cell, separator: str | None, known: Set[str] | None) -> list[str]:
-    """The labels of a cell. A cell that is one known label stays whole, and a known label keeps the space around it."""
+    """Split a cell into labels. A cell that is one known label stays whole; a known label keeps the space around it."""
     if not cell:
         return []
     exact: Set[str] = known if known is not None else frozenset()

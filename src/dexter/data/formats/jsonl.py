@@ -1,94 +1,211 @@
-"""Our own folder: `trn.jsonl`, `tst.jsonl` and `lbl.jsonl`, one JSON object per line, gzip or not.
+"""One JSON object per line: our own folder (`jsonl`) and the extreme classification repository's (`xmc-json`).
 
-A query is `{"uid", "text", "labels"}` with label ids (strings) or label indices (whole numbers from 0, in the order of
-`lbl.jsonl`), and `"weights"` where relevance is graded. A label is `{"uid", "text"}`.
+- `jsonl`: `trn.jsonl`, `tst.jsonl` and `lbl.jsonl`. A query is `{"uid", "text", "labels"}` with label ids (strings) or
+  label indices (whole numbers from 0, in the order of `lbl.jsonl`), and `"weights"` where relevance is graded. A label
+  is `{"uid", "text"}`.
+- `xmc-json`: `trn.json.gz`, `tst.json.gz` and `lbl.json.gz`. A query is `{"uid", "title", "content", "target_ind",
+  "target_rel"}`, a label `{"uid", "title", "content"}`. The text is title and content joined by a space; `target_ind`
+  holds label indices, `target_rel` their weights.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dexter.data.dataset import Dataset, Split
-from dexter.data.formats.assemble import assemble
-from dexter.data.formats.format import Format
-from dexter.data.formats.json_records import identifier_field, label_columns, parse_object, text_field
-from dexter.data.formats.labels import LabelTable
-from dexter.data.formats.layout import LABELS, TRAIN, find_file, plain_suffix, split_files
-from dexter.data.formats.problems import BadRecord
-from dexter.data.formats.reading import Reading
-from dexter.data.formats.rows import Rows, check_weights
-from dexter.data.formats.writing import Writing, row_columns
+from dexter.data.formats.lines import BadRecord, excerpt
+from dexter.data.formats.reader import (
+    LABELS,
+    TRAIN,
+    LabelTable,
+    Reader,
+    SplitBuilder,
+    check_weights,
+    find_file,
+    need_file,
+    split_files,
+    train_file,
+)
+from dexter.data.formats.writer import Writer, labels_of_rows
 
-_SUFFIXES = (".jsonl",)
-
-
-def _detect(path: Path) -> bool:
-    return find_file(path, TRAIN, _SUFFIXES) is not None if path.is_dir() else plain_suffix(path) in _SUFFIXES
-
-
-def _read(path: Path, reading: Reading) -> Dataset:
-    train_path, test_path = split_files(path, _SUFFIXES)
-    labels_path = find_file(path, LABELS, _SUFFIXES) if path.is_dir() else None
-    labels = reading.labels(labels_path, _add_label) if labels_path else LabelTable()
-    add_row = partial(_add_row, labels)
-    train = reading.rows(train_path, add_row)
-    test = reading.rows(test_path, add_row) if test_path else None
-    return assemble(path, reading, labels=labels, train=train, test=test)
+_SUFFIX, _XMC_SUFFIX = (".jsonl",), (".json",)
 
 
-def _add_label(labels: LabelTable, line: str) -> None:
-    record = parse_object(line)
-    identifier = identifier_field(record)
-    labels.add(str(len(labels)) if identifier is None else identifier, text_field(record, "text"))
+def detect(path: Path) -> bool:
+    """Whether a path is a `.jsonl` file or a folder with one."""
+    return train_file(path, _SUFFIX) is not None
 
 
-def add_named_label(labels: LabelTable, line: str) -> None:
-    """Take up a label that must have an id: there is no order that it could be numbered by."""
-    record = parse_object(line)
-    identifier = identifier_field(record)
-    if not identifier:
-        raise BadRecord("label without id", 'the label has no id: give it a field "id" or "uid"')
-    labels.add(identifier, text_field(record, "text"))
+def detect_xmc_json(path: Path) -> bool:
+    """Whether a path is a folder with `trn.json`."""
+    return find_file(path, TRAIN, _XMC_SUFFIX) is not None
 
 
-def _add_row(labels: LabelTable, rows: Rows, line: str) -> None:
-    record = parse_object(line)
-    text, uid = text_field(record, "text"), identifier_field(record)
-    weights = None
-    if "weights" in record:
-        given = record.get("labels")
-        weights = check_weights(record["weights"], count=len(given) if type(given) is list else 0)
-    # Last, because an open table takes up the labels of a row: a bad row must leave nothing behind.
-    rows.add(text, label_columns(record, "labels", labels), uid=uid, weights=weights)
+def read(reader: Reader) -> Dataset:
+    """Read our own folder or a single file."""
+    labels = reader.labels(find_file(reader.root, LABELS, _SUFFIX), partial(_add_label, _FIELDS))
+    read_split = partial(reader.queries, add_query=partial(_add_query, _FIELDS, labels))
+    return reader.dataset(labels, read_split, split_files(reader.root, _SUFFIX))
 
 
-def _write(dataset: Dataset, writing: Writing) -> None:
+def read_xmc_json(reader: Reader) -> Dataset:
+    """Read a folder of the extreme classification repository."""
+    files = split_files(reader.root, _XMC_SUFFIX)
+    labels = reader.labels(need_file(reader.root, ("lbl",), _XMC_SUFFIX), partial(_add_label, _XMC_FIELDS))
+    return reader.dataset(labels, partial(reader.queries, add_query=partial(_add_query, _XMC_FIELDS, labels)), files)
+
+
+def read_labels(reader: Reader, path: Path) -> LabelTable:
+    """Read a file of labels alone, each of which must have an id: there is no order that could number them."""
+
+    def add_label(labels: LabelTable, line: str) -> None:
+        if not identifier_field(parse_object(line)):
+            raise BadRecord("label without id", 'the label has no id: give it a field "id" or "uid"')
+        _add_label(_FIELDS, labels, line)
+
+    return reader.labels(path, add_label)
+
+
+def write(dataset: Dataset, writer: Writer) -> None:
+    """Write our own folder."""
     labels = zip(dataset.label_ids, dataset.label_texts, strict=True)
-    writing.lines("lbl.jsonl", (_json({"uid": uid, "text": text}) for uid, text in labels))
-    writing.lines("trn.jsonl", _lines(dataset.train))
-    if dataset.test is not None:
-        writing.lines("tst.jsonl", _lines(dataset.test))
-    writing.filters(dataset)
+    writer.lines("lbl.jsonl", (_json({"uid": uid, "text": text}) for uid, text in labels))
+    writer.splits(dataset, ("trn.jsonl", "tst.jsonl"), _lines)
+
+
+def write_xmc_json(dataset: Dataset, writer: Writer) -> None:
+    """Write a folder of the extreme classification repository; texts become titles."""
+    labels = zip(dataset.label_ids, dataset.label_texts, strict=True)
+    writer.lines("lbl.json", (_json({"uid": uid, "title": text, "content": ""}) for uid, text in labels))
+    writer.splits(dataset, ("trn.json", "tst.json"), _xmc_lines)
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """Parse the JSON object of a line, or raise `BadRecord`."""
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise BadRecord(
+            "malformed JSON", f"not a JSON object: {error.msg} at character {error.pos + 1}: correct or remove the line"
+        ) from None
+    except (ValueError, RecursionError):
+        raise BadRecord("malformed JSON", "not a usable JSON object: a number too long or nesting too deep") from None
+    if type(value) is not dict:
+        raise BadRecord("not an object", f"expected a JSON object, got {excerpt(value)}: write one object per line")
+    return value
+
+
+def text_field(record: dict[str, Any], name: str, *, default: str | None = None) -> str:
+    """Return a string field; missing without a default, of another type or with half a surrogate pair it is bad."""
+    text = record.get(name, default)
+    if type(text) is not str:
+        if name not in record:
+            raise BadRecord(f"no {name}", f'the field "{name}" is missing: the line has {_names(record)}')
+        raise BadRecord(f"type of {name}", f'the field "{name}" must be a string, got {excerpt(text)}')
+    return _encodable(text, name=name)
+
+
+def identifier_field(record: dict[str, Any]) -> str | None:
+    """Return the identifier, a string or a whole number, from the field "uid" or else "id"; None without one."""
+    name = "uid" if "uid" in record else "id"
+    if name not in record:
+        return None
+    value = record[name]
+    if type(value) is int and abs(value) < 10**18:
+        return str(value)
+    if type(value) is not str:
+        raise BadRecord(f"type of {name}", f'the field "{name}" must be a string, got {excerpt(value)}')
+    return _encodable(value, name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fields:
+    """The names of a query's fields."""
+
+    text: Callable[[dict[str, Any]], str]
+    labels: str
+    weights: str
+
+
+def _title_and_content(record: dict[str, Any]) -> str:
+    title, content = text_field(record, "title"), text_field(record, "content", default="")
+    return f"{title} {content}" if title and content else title or content
+
+
+_FIELDS = _Fields(text=partial(text_field, name="text"), labels="labels", weights="weights")
+_XMC_FIELDS = _Fields(text=_title_and_content, labels="target_ind", weights="target_rel")
+
+
+def _add_label(fields: _Fields, labels: LabelTable, line: str) -> None:
+    record = parse_object(line)
+    labels.add(identifier_field(record), fields.text(record))
+
+
+def _add_query(fields: _Fields, labels: LabelTable, split: SplitBuilder, line: str) -> None:
+    record = parse_object(line)
+    text, uid = fields.text(record), identifier_field(record)
+    weights = None
+    if fields.weights in record:
+        given = record.get(fields.labels)
+        weights = check_weights(record[fields.weights], count=len(given) if type(given) is list else 0)
+    # Last, because an open table adds the labels of a row: a bad row must leave nothing behind.
+    split.add(text, _label_columns(record, fields.labels, labels), uid=uid, weights=weights)
+
+
+def _label_columns(record: dict[str, Any], name: str, labels: LabelTable) -> Sequence[int]:
+    """Return the columns of a list of label ids (strings) or label indices (whole numbers)."""
+    if name not in record:
+        raise BadRecord(
+            f"no {name}",
+            f'the field "{name}" is missing: the line has {_names(record)}; write [] for a row without labels',
+        )
+    values = record[name]
+    if type(values) is not list:
+        raise BadRecord(f"type of {name}", f'the field "{name}" must be a list of labels, got {excerpt(values)}')
+    kinds = set(map(type, values))
+    if not kinds:
+        return []
+    if kinds == {int}:
+        return labels.columns_of_indices(values)
+    if kinds == {str}:
+        return labels.columns_of_ids([_encodable(value, name=name) for value in values] if labels.is_open else values)
+    raise BadRecord(
+        f"type of {name}",
+        f'the field "{name}" must hold label ids (strings) or indices (whole numbers), got {excerpt(values)}',
+    )
+
+
+def _encodable(text: str, *, name: str) -> str:
+    """Return the text, or raise `BadRecord` if it holds half a surrogate pair, which UTF-8 cannot represent."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRecord(
+            "lone surrogate", f'the field "{name}" holds half a surrogate pair (\\ud800 to \\udfff): remove it'
+        ) from None
+    return text
+
+
+def _names(record: dict[str, Any]) -> str:
+    return ", ".join(excerpt(name) for name in list(record)[:8]) or "no field"
 
 
 def _lines(split: Split) -> Iterator[str]:
-    for uid, text, (columns, weights) in zip(split.uids, split.texts, row_columns(split), strict=True):
+    for uid, text, (columns, weights) in zip(split.uids, split.texts, labels_of_rows(split), strict=True):
         row: dict[str, object] = {"uid": uid, "text": text, "labels": columns}
         yield _json(row if weights is None else row | {"weights": weights})
 
 
+def _xmc_lines(split: Split) -> Iterator[str]:
+    for uid, text, (columns, weights) in zip(split.uids, split.texts, labels_of_rows(split), strict=True):
+        relevance = [1.0] * len(columns) if weights is None else weights
+        yield _json({"uid": uid, "title": text, "content": "", "target_ind": columns, "target_rel": relevance})
+
+
 def _json(record: dict[str, object]) -> str:
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
-
-
-JSONL = Format(
-    name="jsonl",
-    description="a folder with trn.jsonl, and tst.jsonl and lbl.jsonl if there are any, or one .jsonl file",
-    detect=_detect,
-    read=_read,
-    write=_write,
-    compress=True,
-)

@@ -1,28 +1,128 @@
-"""The formats by name, and finding out which one a path holds."""
+"""The formats by name; reading a data set in any of them, and writing one as a whole folder or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from dexter.data.formats.annif import ANNIF
-from dexter.data.formats.dexml import DEXML
-from dexter.data.formats.fasttext import FASTTEXT
-from dexter.data.formats.format import Format
-from dexter.data.formats.jsonl import JSONL
-from dexter.data.formats.svmlight import SVMLIGHT
-from dexter.data.formats.table import CSV, PARQUET, TSV
-from dexter.data.formats.xmc_json import XMC_JSON
+from dexter.data.dataset import Dataset
+from dexter.data.formats import annif, fasttext, jsonl, tables, xmc
+from dexter.data.formats.columns import TableOptions
+from dexter.data.formats.lines import OnError
+from dexter.data.formats.reader import Reader, log, plain_suffix
+from dexter.data.formats.writer import Writer
 from dexter.errors import DataError, UsageError
+from dexter.files import atomic_folder
+
+_TABLE = "train{0} or trn{0} with a header (and test; lbl for label texts) in a folder, or one {0} file"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One layout of a data set in files."""
+
+    name: str
+    """As the user types it and as reading logs it."""
+    description: str
+    """The files it consists of, in one line, for the message of a failed detection."""
+    detect: Callable[[Path], bool]
+    """Whether a file or folder looks like this format: by its names, and its first lines where names do not decide."""
+    read: Callable[[Reader], Dataset]
+    """Read a file or folder."""
+    write: Callable[[Dataset, Writer], None] | None = None
+    """Write into an empty folder, all but filter pairs; None where the format cannot hold a data set of texts."""
+    loses: str = ""
+    """What writing does not keep, to be logged."""
+    compress: bool = False
+    """Whether its files are usually gzip: the default when writing."""
+    is_table: bool = False
+    """Whether the column options apply."""
+
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
-    {one.name: one for one in (JSONL, CSV, TSV, PARQUET, XMC_JSON, DEXML, SVMLIGHT, FASTTEXT, ANNIF)}
+    {
+        one.name: one
+        for one in (
+            Format(
+                name="jsonl",
+                description="a folder with trn.jsonl (and tst.jsonl, lbl.jsonl), or one .jsonl file",
+                detect=jsonl.detect,
+                read=jsonl.read,
+                write=jsonl.write,
+                compress=True,
+            ),
+            Format(
+                name="csv",
+                description=_TABLE.format(".csv"),
+                detect=partial(tables.detect, ".csv"),
+                read=partial(tables.read, ".csv"),
+                write=partial(tables.write_delimited, ".csv"),
+                is_table=True,
+            ),
+            Format(
+                name="tsv",
+                description=_TABLE.format(".tsv"),
+                detect=partial(tables.detect, ".tsv"),
+                read=partial(tables.read, ".tsv"),
+                write=partial(tables.write_delimited, ".tsv"),
+                is_table=True,
+            ),
+            Format(
+                name="parquet",
+                description=_TABLE.format(".parquet"),
+                detect=partial(tables.detect, ".parquet"),
+                read=partial(tables.read, ".parquet"),
+                write=tables.write_parquet,
+                is_table=True,
+            ),
+            Format(
+                name="xmc-json",
+                description="a folder with trn.json, tst.json and lbl.json of the extreme classification repository",
+                detect=jsonl.detect_xmc_json,
+                read=jsonl.read_xmc_json,
+                write=jsonl.write_xmc_json,
+                compress=True,
+            ),
+            Format(
+                name="dexml",
+                description="a folder with raw/trn_X.txt, raw/tst_X.txt, raw/Y.txt, Y.trn.npz and Y.tst.npz",
+                detect=xmc.detect_dexml,
+                read=xmc.read_dexml,
+                write=xmc.write_dexml,
+                loses="query ids and label ids (row numbers are used)",
+            ),
+            Format(
+                name="svmlight",
+                description='train.txt or trn.txt (and test) whose first line is "N D L", or one such file',
+                detect=xmc.detect_svmlight,
+                read=xmc.read_svmlight,
+            ),
+            Format(
+                name="fasttext",
+                description="train.txt (and test.txt) with lines of __label__x text, in a folder, or one such file",
+                detect=fasttext.detect,
+                read=fasttext.read,
+                write=fasttext.write,
+                loses="query ids, label texts, labels without rows and weights",
+            ),
+            Format(
+                name="annif",
+                description="train.tsv (and test.tsv, vocab*.tsv) with lines of text<TAB><uri> <uri>, or one such file",
+                detect=annif.detect,
+                read=annif.read,
+                write=annif.write,
+                loses="query ids and weights",
+            ),
+        )
+    }
 )
 
 
 def detect(path: str | Path) -> str:
-    """The name of the format that a file or folder is in; none or several is an error that says what was looked for."""
+    """Return the name of the format of a file or folder; none or several is an error that says what was looked for."""
     path = Path(path)
     if not path.exists():
         raise DataError("no such file or folder", path=path)
@@ -30,13 +130,106 @@ def detect(path: str | Path) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise DataError(f"looks like {' and like '.join(found)}: say which with the format option", path=path)
+        advice = "keep the files of one, or give load_dataset a format"
+        raise DataError(f"looks like {' and like '.join(found)}: {advice}", path=path)
     looked_for = "".join(f"\n  {one.name}: {one.description}" for one in FORMATS.values())
     raise DataError(f"no known format (each file may also be .gz). Looked for:{looked_for}", path=path)
 
 
-def format_named(name: str) -> Format:
-    """The format of a name, or a `UsageError` that lists the names."""
+def load_dataset(
+    path_or_name: str | Path,
+    *,
+    format: str | None = None,  # noqa: A002 - the word users say
+    on_error: OnError = "fail",
+    text_column: str | None = None,
+    label_column: str | None = None,
+    label_separator: str | None = None,
+) -> Dataset:
+    """Read a data set from a file or folder, or build a built-in one; guesses and skipped lines are logged.
+
+    Args:
+        path_or_name: a path, or the name of a built-in source such as "pydocs" where no such path exists.
+        format: one of `FORMATS`; detected when not given.
+        on_error: "fail" raises one `DataError` that groups the bad lines; "skip" leaves bad query lines out and logs
+            how many. Bad labels and damaged files fail either way.
+        text_column: for tables, the text column, or several joined by "+" ("title+body"); guessed when not given.
+        label_column: for tables, the column of labels; guessed when not given.
+        label_separator: for tables, what separates the labels of a cell; guessed when not given.
+    """
+    table = TableOptions(text_column=text_column, label_column=label_column, label_separator=label_separator)
+    if on_error not in ("fail", "skip"):
+        raise UsageError(f'on_error must be "fail" or "skip", got {on_error!r}')
+    if label_separator == "":
+        raise UsageError("label_separator must not be empty: leave it out to have it guessed")
+    path = Path(path_or_name)
+    if not path.exists():
+        return _build(str(path_or_name))
+    chosen = _format_named(format or detect(path))
+    if table != TableOptions() and not chosen.is_table:
+        names = ", ".join(one.name for one in FORMATS.values() if one.is_table)
+        raise UsageError(f"text_column, label_column and label_separator apply to {names}, not to {chosen.name}")
+    log.info(f"read as {chosen.name}")
+    return chosen.read(Reader(path, format_name=chosen.name, on_error=on_error, table=table))
+
+
+def read_label_file(path: Path) -> list[tuple[str, str]]:
+    """Read the (id, text) of every label of a file, JSONL or a table; any bad line is an error."""
+    suffix = plain_suffix(path)
+    if suffix not in (".jsonl", ".csv", ".tsv", ".parquet"):
+        raise DataError("a file of labels ends in .jsonl, .csv, .tsv, .parquet (or .gz after it)", path=path)
+    read = jsonl.read_labels if suffix == ".jsonl" else tables.read_labels
+    labels = read(Reader(path, format_name=suffix[1:]), path)
+    return list(zip(labels.ids, labels.texts, strict=True))
+
+
+def save_dataset(
+    dataset: Dataset,
+    path: str | Path,
+    *,
+    format: str = "jsonl",  # noqa: A002 - the word users say
+    gzip: bool | None = None,
+    replace: bool = False,
+) -> None:
+    """Write a data set as a folder, which appears whole or not at all; what the format cannot keep is logged.
+
+    Args:
+        dataset: what to write.
+        path: the folder to make; it must not exist unless `replace` is given.
+        format: one of `FORMATS` that can be written.
+        gzip: whether text files are compressed; by default as the format's other tools expect (jsonl, xmc-json: yes).
+        replace: replace an existing folder.
+    """
+    chosen = _format_named(format)
+    if chosen.write is None:
+        writable = ", ".join(one.name for one in FORMATS.values() if one.write is not None)
+        raise UsageError(f"{format} is read only: a data set can be written as {writable}")
+    with atomic_folder(path, replace=replace) as folder:
+        writer = Writer(folder, compress=chosen.compress if gzip is None else gzip)
+        try:
+            chosen.write(dataset, writer)
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"a text or id holds half a surrogate pair ({error.object[error.start]!a}): remove it, UTF-8 has none"
+            ) from None
+        writer.filter_pairs(dataset)
+    if chosen.loses:
+        log.info(f"{format} does not keep {chosen.loses}")
+    if writer.num_changed:
+        log.info(f"{writer.num_changed:,} texts had line breaks, tabs or NULs that {format} cannot hold: now spaces")
+
+
+def _format_named(name: str) -> Format:
     if name not in FORMATS:
         raise UsageError(f"no format {name!r}: choose one of {', '.join(FORMATS)}")
     return FORMATS[name]
+
+
+def _build(name: str) -> Dataset:
+    from dexter.data import sources
+
+    if name not in sources.NAMES:
+        raise DataError(
+            f"no such file or folder, and no built-in data set of this name ({', '.join(sources.NAMES)})", path=name
+        )
+    log.info(f"built-in data set {name}")
+    return sources.build(name)
