@@ -90,11 +90,11 @@ def take_steps(
         mock.patch.object(parts, "Objective", build(parts.Objective)),
     ):
         run = trainer.Trainer(config, data, Path(tempfile.gettempdir()), processes)
-    run._take_step()
+    run.take_step()
     processes.barrier()
     processes.traffic.clear()
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-    losses = [float(run._take_step()[0].loss) for _ in range(steps)]
+    losses = [float(run.take_step()[0].loss) for _ in range(steps)]
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     traffic = {name: record.bytes / steps for name, record in processes.traffic.items()}

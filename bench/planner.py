@@ -96,8 +96,8 @@ def compare(data: Path, recipe: str, settings: list[str]) -> dict[str, dict[str,
         watch.train(STEPS)
         predicted = predict(dataset, recipe, settings)
         watch.train(STEPS)
-        step = watch.seconds["_take_step"] / (2 * STEPS)
-        apart = sum(watch.seconds[name] for name in ("_take_step", "save", "_tune"))
+        step = watch.seconds["take_step"] / (2 * STEPS)
+        apart = sum(watch.seconds[name] for name in ("take_step", "save", "_tune"))
         validation = (watch.seconds["run"] - apart) / 2
         checkpoint = watch.seconds["save"] / watch.calls["save"]
         seconds = trainer.steps_per_epoch * step + validation + checkpoint
@@ -117,7 +117,7 @@ class Stopwatch:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.forget()
-        for name in ("run", "save", "_take_step", "_refresh", "_tune"):
+        for name in ("run", "save", "take_step", "_refresh", "_tune"):
             setattr(trainer, name, self._timed(name, getattr(trainer, name)))
 
     def forget(self) -> None:

@@ -421,7 +421,7 @@ def test_termination_outside_training_leaves_nothing_behind(run, data, tmp_path,
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_in_training_saves_and_says_how_to_go_on(run, data, tmp_path, monkeypatch, number, code):
-    take_step = trainer.Trainer._take_step
+    take_step = trainer.Trainer.take_step
 
     def interrupting(self):
         result = take_step(self)
@@ -430,7 +430,7 @@ def test_a_signal_in_training_saves_and_says_how_to_go_on(run, data, tmp_path, m
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer.Trainer, "_take_step", interrupting)
+        patch.setattr(trainer.Trainer, "take_step", interrupting)
         line = error_line(run("train", data, "--out", tmp_path / "run", *SETTINGS), code)
     assert "stopped by a signal after step 3" in line and "--resume" in line
     assert run("train", data, "--out", tmp_path / "run", "--resume")[0] == 0

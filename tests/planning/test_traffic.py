@@ -22,7 +22,7 @@ def said_and_sent(world, recipe, changes):
     trainer = Trainer(config, data, Path(tempfile.gettempdir()), world)
     world.traffic.clear()
     for _ in range(STEPS):
-        trainer._take_step()
+        trainer.take_step()
     said = step_exchanges(trainer.sizes(), config, world_size=world.size)
     sent = {name: traffic.bytes / STEPS for name, traffic in world.traffic.items()}
     return {exchange.name: exchange.sent for exchange in said}, sent

@@ -14,7 +14,7 @@ from tests.conftest import SMALL, make_world
 
 def main():
     out, what, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    take_step = module.Trainer._take_step
+    take_step = module.Trainer.take_step
 
     def stricken(self):
         first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
@@ -22,7 +22,7 @@ def main():
             os.kill(os.getpid(), getattr(signal, f"SIG{what}"))
         return take_step(self)
 
-    module.Trainer._take_step = stricken
+    module.Trainer.take_step = stricken
     changes = {"train.epochs": 3, "train.checkpoint_steps": 5, "encoder.dropout": 0.1, "loss.prior": True}
     dexter.train(make_world(num_train=200), recipe="dexml", out=out, overrides={**SMALL, **changes})
 

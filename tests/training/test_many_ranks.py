@@ -58,7 +58,7 @@ def take_steps(world, dataset, cases, folder):
 
 def _steps(world, dataset, recipe, changes, folder):
     trainer = make_trainer(world, dataset, recipe, changes, folder)
-    losses = [float(trainer._take_step()[0].loss) for _ in range(NUM_STEPS)]
+    losses = [float(trainer.take_step()[0].loss) for _ in range(NUM_STEPS)]
     weights = {f"encoder.{name}": value.numpy().copy() for name, value in trainer.encoder.state_dict().items()}
     whole = module.whole_model(world, trainer._model(), trainer.labels, trainer.places)
     if whole is not None:
@@ -138,7 +138,7 @@ def test_labels_are_dealt_out_by_text():
 
 def dropped(world, dataset, folder):
     trainer = make_trainer(world, dataset, "dexml", {"encoder.dropout": 0.5}, folder)
-    return [torch.rand(5).tolist(), float(trainer._take_step()[0].loss)]
+    return [torch.rand(5).tolist(), float(trainer.take_step()[0].loss)]
 
 
 def test_ranks_drop_different_features(tmp_path):
@@ -153,7 +153,7 @@ def go_on(world, dataset, recipe, changes, folder, until):
     trainer.restore()
     losses = []
     while trainer.step < until:
-        losses.append(float(trainer._take_step()[0].loss))
+        losses.append(float(trainer.take_step()[0].loss))
     trainer.save()
     return losses
 

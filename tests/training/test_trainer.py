@@ -90,7 +90,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(world, tmp_path, monkeypatch, vari
 
 def stop_after(monkeypatch, step):
     """Send the process SIGTERM when it has taken `step` steps."""
-    take_step = module.Trainer._take_step
+    take_step = module.Trainer.take_step
 
     def interrupting(self):
         result = take_step(self)
@@ -98,7 +98,7 @@ def stop_after(monkeypatch, step):
             os.kill(os.getpid(), signal.SIGTERM)
         return result
 
-    monkeypatch.setattr(module.Trainer, "_take_step", interrupting)
+    monkeypatch.setattr(module.Trainer, "take_step", interrupting)
 
 
 def test_a_signal_saves_and_says_how_to_go_on(world, tmp_path, monkeypatch):

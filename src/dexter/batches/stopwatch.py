@@ -1,29 +1,33 @@
-"""Where the time of a run goes: processor seconds by phase, always on because a reading takes a microsecond."""
+"""Where the time of a run goes: seconds by phase, always on because a reading takes a microsecond."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Sums the processor time of this process by phase: `with watch("loss"): ...`.
+    """Sum the time of this process by phase: `with watch("loss"): ...`.
 
-    A phase within another one is counted in both. Work that a device does behind the processor's back is counted where
-    the processor waits for it.
+    A phase within another one is counted in both. Work that a device does asynchronously is counted where the process
+    waits for it.
+
+    Args:
+        clock: returns seconds; the processor time of this process unless another one is given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.process_time) -> None:
+        self._clock = clock
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Processor seconds of each phase so far."""
+        """Seconds of each phase so far."""
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Count what the block does as a part of the phase, also when it raises."""
-        started = time.process_time()
+        started = self._clock()
         try:
             yield
         finally:
-            self.seconds[phase] += time.process_time() - started
+            self.seconds[phase] += self._clock() - started

@@ -147,7 +147,8 @@ class Trainer:
         self.num_worse = 0
         self.seconds = 0.0
         self.watch = Stopwatch()
-        """Processor seconds of steps (batch, encode, loss, backward, update) and refreshes (embed, cluster, mine)."""
+        """Seconds of steps (batch, encode, loss, backward, update), refreshes (embed, cluster, mine) and the rest
+        (validation, checkpoint, tuning)."""
         self.validation_tokens: Tokens | None = None
 
     def run(self, *, tensorboard: bool = False) -> None:
@@ -158,11 +159,12 @@ class Trainer:
         try:
             with Interrupts() as interrupts:
                 while self.step < self.num_steps and not self._is_patient_no_more():
-                    outcome, rows = self._take_step()
+                    outcome, rows = self.take_step()
                     self._log(journal, outcome, rows, time.monotonic() - started + earlier)
                     validated = self._is_due_validation()
                     if validated:
-                        self._validate(journal)
+                        with self.watch("validation"):
+                            self._validate(journal)
                     now = time.monotonic()
                     self.seconds = earlier + now - started
                     every = self.config.train.checkpoint_steps
@@ -194,10 +196,11 @@ class Trainer:
 
     def save(self) -> None:
         """Publish a checkpoint of everything that the rest of the run depends on."""
-        check_alike(self.processes, self.encoder)
-        save_checkpoint(self.folder / "checkpoints", take_state(self), self.processes)
+        with self.watch("checkpoint"):
+            check_alike(self.processes, self.encoder)
+            save_checkpoint(self.folder / "checkpoints", take_state(self), self.processes)
 
-    def _take_step(self) -> tuple[Outcome, NDArray[np.int64]]:
+    def take_step(self) -> tuple[Outcome, NDArray[np.int64]]:
         """One batch: encode, loss, gradients, update."""
         if self.sampler.is_due_refresh(self.step):
             self._refresh()
@@ -342,7 +345,8 @@ class Trainer:
             self._publish(self._model())
         self.save()
         if self.processes.is_first:
-            self._tune()
+            with self.watch("tuning"):
+                self._tune()
             record_end(
                 self.folder,
                 best=self.best,
