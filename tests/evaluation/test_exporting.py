@@ -98,14 +98,13 @@ def test_labels_are_encoded_by_torch(run):
 
 def test_services_use_it_too(run):
     pytest.importorskip("fastapi", reason="the extra serve is not installed")
-    from dexter.serving.app import _loader
-    from dexter.serving.embedding import embed_texts
+    from dexter.serving.runs import ServedRun
     from dexter.serving.settings import ServeSettings
 
-    model = _loader(ServeSettings(runtime="onnx"))(run).model
-    plain = Predictor.load(run).model
+    served = ServedRun("run", run, ServeSettings(runtime="onnx")).predictor
+    plain = Predictor.load(run)
     for side in ("query", "label"):
-        found, wanted = (np.stack([x.vector_D for x in embed_texts(m, TEXTS, side=side)]) for m in (model, plain))
+        found, wanted = (np.stack([x.vector_D for x in p.embed(TEXTS, side=side)]) for p in (served, plain))
         assert np.abs(found - wanted).max() <= 1e-5
         assert (found == wanted).all() == (side == "label")
 

@@ -15,7 +15,7 @@ from dexter.serving.settings import ServeSettings
 def test_health_and_readiness(client):
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
-    client.app.state.service.traffic.draining = True
+    client.app.state.traffic.draining = True
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 503
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dexter.serving.batching import Batcher, Limits, QueueFull, SenderGone
+from dexter.serving.batching import Batcher, Disconnected, QueueFull
 
 
 class Work:
@@ -30,8 +30,8 @@ def run(scenario, **limits):
 
     async def main():
         with ThreadPoolExecutor(1) as executor:
-            settings = {"max_texts": 8, "max_characters": 1_000, "max_queued": 20, **limits}
-            batcher = Batcher(work, executor, Limits(**settings))
+            settings = {"max_texts": 8, "max_characters": 1_000, "max_queued": 20, "wait_seconds": 0.0, **limits}
+            batcher = Batcher(work, executor, **settings)
             try:
                 await asyncio.wait_for(scenario(batcher, work), 10)
             finally:
@@ -126,14 +126,14 @@ def test_who_is_cancelled_or_gone_disturbs_nobody_and_costs_nothing():
     async def scenario(batcher, work):
         held = await hold(batcher, work)
         tasks = submit_all(batcher, "abc")
-        left = asyncio.create_task(batcher.submit("a", ["left"], gone=gone))
+        left = asyncio.create_task(batcher.submit("a", ["left"], is_disconnected=gone))
         await asyncio.sleep(0.01)
         tasks[1].cancel()
         await asyncio.sleep(0.01)
         assert batcher.num_queued == 3
         work.free.set()
         assert await tasks[0] == [("a", "aa")] and await tasks[2] == [("a", "cc")]
-        with pytest.raises(SenderGone):
+        with pytest.raises(Disconnected):
             await left
         await held
 

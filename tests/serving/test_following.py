@@ -81,7 +81,7 @@ def test_a_new_index_is_swapped_in(connect, run):
 
     client = connect({"run": run}, follow_seconds=0.05)
     before = client.post("/v1/predict", json={"inputs": "river stone"}).json()
-    served = client.app.state.service.runs.default
+    served = client.app.state.runs.default
     assert type(served.predictor.index).__name__ == "ExactIndex"
     model = Predictor.load(run).model
     build_run_index(model, run / "model", head=model.default_head, backend="pq")

@@ -102,7 +102,7 @@ def test_too_many_at_a_time_are_told_to_come_back(trained, limits):
     for answer in refused:
         problem(answer, 429)
         assert answer.headers["retry-after"] == "1"
-    assert app.state.service.traffic.in_flight == 0
+    assert app.state.traffic.in_flight == 0
     assert [answer.status_code for answer in ask_many(app, 2)] == [200, 200]
 
 
@@ -124,11 +124,11 @@ def test_an_answer_that_takes_too_long_is_given_up(trained, monkeypatch):
     app = create_app(Predictor.load(trained), ServeSettings(timeout_seconds=0.1))
     [answer] = ask_many(app, 1)
     problem(answer, 504)
-    assert app.state.service.traffic.in_flight == 0
+    assert app.state.traffic.in_flight == 0
 
 
 def test_a_service_that_stops_lets_nobody_in(client):
-    client.app.state.service.traffic.draining = True
+    client.app.state.traffic.draining = True
     answer = client.post("/v1/predict", json={"inputs": "river"})
     problem(answer, 503)
     assert answer.headers["retry-after"] and answer.headers["connection"] == "close"
@@ -178,7 +178,7 @@ def test_the_key_is_told_to_nobody(connect, caplog):
     assert "GET /info 200" in caplog.text
     assert KEY not in caplog.text
     assert not [answer for answer in answers if KEY in answer.text]
-    assert KEY not in repr(client.app.state.service.settings)
+    assert KEY not in repr(client.app.state.runs.settings)
 
 
 @pytest.mark.parametrize(

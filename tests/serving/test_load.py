@@ -70,7 +70,7 @@ def test_64_clients_get_the_answers_of_one(trained):
             assert [label["score"] for label in result["labels"]] == pytest.approx(list(scores.values()), abs=1e-5)
             # Where two scores differ by rounding only, either label may be the last.
             assert sum(label["id"] in scores for label in result["labels"]) >= len(scores) - 1
-    batches = app.state.service.metrics.render().decode()
+    batches = with_client(app, lambda client: client.get("/metrics")).text
     together = float(batches.split("dexter_batch_texts_sum")[1].split()[1])
     assert together / float(batches.split("dexter_batch_texts_count")[1].split()[1]) > 4
 

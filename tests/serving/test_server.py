@@ -94,7 +94,7 @@ def test_half_of_the_clients_leave_and_the_others_are_answered(listening, traine
         thread.join()
     assert right == [True] * 80
     deadline = time.monotonic() + 20
-    while app.state.service.traffic.in_flight or next(iter(app.state.service.runs)).num_queued:
+    while app.state.traffic.in_flight or next(iter(app.state.runs)).num_queued:
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -106,10 +106,10 @@ def test_a_request_that_never_ends_is_given_up(listening):
         answer = read_all(dawdler)
     assert b"408" in answer.split(b"\r\n")[0] and b"problem+json" in answer
     for _ in range(100):  # the answer is on its way before the request is counted as done
-        if app.state.service.traffic.in_flight == 0:
+        if app.state.traffic.in_flight == 0:
             break
         time.sleep(0.05)
-    assert app.state.service.traffic.in_flight == 0
+    assert app.state.traffic.in_flight == 0
 
 
 def test_a_body_that_is_too_large_is_not_waited_for(listening):

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
@@ -50,6 +51,13 @@ class Prediction:
     """Inner product of the two vectors: a cosine, plus the label's prior where the model has one, plus votes."""
     probability: float | None = None
     """How likely it is to be right, by validation; None where the labels are not ranked as the run was tuned."""
+
+
+class EmbeddedText(NamedTuple):
+    """The embedding of a text, and the number of tokens that were read."""
+
+    vector_D: NDArray[np.float32]
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,26 @@ class Predictor:
     def labels(self) -> Labels:
         """The labels that can be predicted, in the order of the ids that `top` returns."""
         return self.model.labels
+
+    @property
+    def heads(self) -> tuple[HeadName, ...]:
+        """The heads that can rank the labels."""
+        return self.model.heads
+
+    @property
+    def dimension(self) -> int:
+        """The dimension of the encoder's embeddings."""
+        return self.model.encoder.dimension
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known about the training: recipe, data set, seed, validation metrics."""
+        return self.model.facts
+
+    @property
+    def has_training_queries(self) -> bool:
+        """Whether the training queries were kept, so that they can vote and explain."""
+        return self.model.training_queries is not None
 
     @property
     def version(self) -> int:
@@ -332,6 +360,23 @@ class Predictor:
     def similar_labels(self, text: str, k: int = 5) -> list[SimilarLabel]:
         """The labels that mean nearly the same as a text would as a label."""
         return find_similar(self.model, [text], k)[0]
+
+    def embed(self, texts: Sequence[str], *, side: Literal["query", "label"] = "query") -> list[EmbeddedText]:
+        """Embed texts as queries or as labels. Inner products of both are the encoder's scores without priors."""
+        model = self.model
+        tokens = model.encoder.tokenize(texts, side=side)
+        with torch.inference_mode():
+            vectors_ND = model.head.vectors(model.encode_tokens(tokens, side=side))
+        return [EmbeddedText(*each) for each in zip(vectors_ND.cpu().numpy(), tokens.lengths.tolist(), strict=True)]
+
+    def sample_training_texts(self, count: int) -> list[str]:
+        """Return about `count` training queries at equal distances; none if they were not kept."""
+        kept = self.model.training_queries
+        return [] if kept is None else [kept.texts[row] for row in range(0, len(kept), max(1, len(kept) // count))]
+
+    def label_embeddings(self) -> NDArray[np.float32]:
+        """Return the embeddings of all labels, without priors, as labels x dimensions."""
+        return self.model.label_embeddings().cpu().numpy()
 
     def _find(
         self, state: LiveState, texts: Sequence[str], k: int | None, threshold: float | None

@@ -1,19 +1,16 @@
 """The HTTP service: one or more runs behind one address. Needs the extra `serve`.
 
-settings.py   what can be set, and what a public address asks for
-protocol.py   what requests and answers look like
-problems.py   errors as application/problem+json, without a word of the input
-limits.py     what is refused before it is read; time-outs; draining
-keys.py       who may ask
-batching.py   requests that arrive together are answered together
-runs.py       a named run: its predictors, its threads, the versions of its labels
-following.py  what changes in a run folder is taken up
-service.py    what the endpoints share
-predicting, embedding, labels, status, annif: the endpoints
-metrics.py    Prometheus
-headers.py    the content security policy, request ids
-page/         what a person sees
-description.py  OpenAPI
-app.py        create_app: all of it
-server.py     uvicorn, signals, the port
+settings.py    address, keys and limits
+app.py         create_app: runs, routes and middleware put together
+server.py      uvicorn with a port that is taken first and requests that are finished last
+middleware.py  headers, metrics, unexpected errors, and what is refused before it is read: hosts, keys, sizes, load
+problems.py    errors as application/problem+json
+protocol.py    JSON of requests and answers
+routes.py      /v1/predict, /v1/embeddings, /v1/labels, /healthz, /readyz, /info, /metrics
+annif.py       /v1/projects: Annif's REST API
+runs.py        a run that is served: its predictor, its threads, changes of its folder
+batching.py    texts of requests that arrive together are computed together
+page/          the web page
+
+Models are reached through `dexter.predict` only.
 """

@@ -1,7 +1,7 @@
-"""Annif's REST dialect: a run looks like a project, so that Annif's own `http` backend can use it unchanged.
+"""Annif's REST API: a run is a project, so that Annif's own `http` backend can use it unchanged.
 
-Annif takes scores in (0, 1] and drops what is not above 0. A label's score there is its probability where the run has
-probabilities, and a logistic function of its score otherwise.
+Annif takes scores in (0, 1]. Ours are the labels' probabilities if the run has any, otherwise a logistic function of
+their scores.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.responses import Response
 
 from dexter import __version__
 from dexter.predict.predictor import Prediction
+from dexter.serving.batching import IsDisconnected
 from dexter.serving.problems import Problem
-from dexter.serving.protocol import Text, to_json
-from dexter.serving.runs import Gone, Run
-from dexter.serving.service import Service
+from dexter.serving.protocol import Text
+from dexter.serving.routes import cut_texts
+from dexter.serving.runs import PredictOptions, ServedRun, ServedRuns
+from dexter.serving.settings import MAX_K
 
 _MAX_DOCUMENTS = 32
 _MAX_FIELDS = 1_000
-_LEAST_SCORE = 1e-9
+_MIN_SCORE = 1e-9
 _STEP = 1.0 - 1e-6
-"""Between two scores that would be equal or out of order; single precision, which Annif uses, tells them apart."""
-Limit = Annotated[int, Field(ge=0, le=2**31)]
-Threshold = Annotated[float, Field(ge=0.0, le=1.0)]
+"""Ratio of two scores that would be equal or out of order; Annif's single precision can tell them apart."""
 
 
 class _Suggestion(BaseModel):
@@ -48,12 +47,12 @@ class _DocumentSuggestions(_Suggestions):
 
 
 class _Form(BaseModel):
-    """The fields of `suggest` that are read; Annif sends others too."""
+    """The fields of a form that are read; Annif sends others too."""
 
     model_config = ConfigDict(extra="ignore")
     text: Text
-    limit: Limit = 10
-    threshold: Threshold = 0.0
+    limit: int = Field(10, ge=0, le=2**31)
+    threshold: float = Field(0.0, ge=0.0, le=1.0)
 
 
 class _Document(BaseModel):
@@ -66,33 +65,33 @@ class _Batch(BaseModel):
     documents: list[_Document] = Field(max_length=_MAX_DOCUMENTS)
 
 
-def annif_routes(service: Service) -> APIRouter:
-    """/v1/projects and below."""
+def annif_routes(runs: ServedRuns) -> APIRouter:
+    """Make the routes /v1/projects and below."""
     router = APIRouter(prefix="/v1", tags=["annif"])
 
     @router.get("/")
     async def api() -> dict[str, str]:
-        """Which API this is."""
+        """Name the API."""
         return {"title": "Annif REST API", "version": f"dexter {__version__}"}
 
     @router.get("/projects")
     async def projects() -> dict[str, list[dict[str, Any]]]:
-        """The runs, as projects."""
-        return {"projects": [_project(run) for run in service.runs]}
+        """List the runs as projects."""
+        return {"projects": [_project(run) for run in runs]}
 
     @router.get("/projects/{project_id}")
     async def project(project_id: str) -> dict[str, Any]:
-        """A run, as a project."""
-        return _project(service.run(project_id))
+        """Describe a run as a project."""
+        return _project(runs.get(project_id))
 
-    @router.post("/projects/{project_id}/suggest", response_model=_Suggestions, openapi_extra=_FORM_SCHEMA)
-    async def suggest(project_id: str, request: Request) -> Response:
-        """Labels for a text, sent as a form: text, limit, threshold."""
-        run, form = service.run(project_id), await _read_form(request)
-        [found] = await _suggest(service, run, [form.text], form.limit, form.threshold, request.is_disconnected)
-        return to_json(_Suggestions(results=found))
+    @router.post("/projects/{project_id}/suggest", openapi_extra=_FORM_SCHEMA)
+    async def suggest(project_id: str, request: Request) -> _Suggestions:
+        """Suggest labels for a text, sent as a form: text, limit, threshold."""
+        run, form = runs.get(project_id), await _read_form(request)
+        [found] = await suggest_all(run, [form.text], form.limit, form.threshold, request.is_disconnected)
+        return _Suggestions(results=found)
 
-    @router.post("/projects/{project_id}/suggest-batch", response_model=list[_DocumentSuggestions])
+    @router.post("/projects/{project_id}/suggest-batch")
     async def suggest_batch(
         project_id: str,
         body: _Batch,
@@ -101,49 +100,49 @@ def annif_routes(service: Service) -> APIRouter:
         threshold: Annotated[float, Query(ge=0.0, le=1.0)] = 0.0,
         language: Annotated[str, Query(max_length=100)] = "",
     ) -> list[_DocumentSuggestions]:
-        """Labels for up to 32 documents."""
-        run, texts = service.run(project_id), [document.text for document in body.documents]
-        answers = await _suggest(service, run, texts, limit, threshold, request.is_disconnected)
+        """Suggest labels for up to 32 documents."""
+        run, texts = runs.get(project_id), [document.text for document in body.documents]
+        found = await suggest_all(run, texts, limit, threshold, request.is_disconnected)
         return [
-            _DocumentSuggestions(results=found, document_id=document.document_id)
-            for found, document in zip(answers, body.documents, strict=True)
+            _DocumentSuggestions(results=results, document_id=document.document_id)
+            for results, document in zip(found, body.documents, strict=True)
         ]
+
+    async def suggest_all(
+        run: ServedRun, texts: list[str], limit: int, threshold: float, is_disconnected: IsDisconnected
+    ) -> list[list[_Suggestion]]:
+        """Return the suggestions of each text; as in Annif, none for an empty text."""
+        found: list[list[_Suggestion]] = [[] for _ in texts]
+        rows = [row for row, text in enumerate(texts) if text.strip()] if limit else []
+        for start in range(0, len(rows), runs.settings.max_inputs):
+            part = rows[start : start + runs.settings.max_inputs]
+            inputs = cut_texts([texts[row] for row in part], runs.settings)
+            options = PredictOptions(min(limit, MAX_K))
+            for row, answer in zip(
+                part, await run.predict(inputs, options, is_disconnected=is_disconnected), strict=True
+            ):
+                found[row] = [each for each in _suggestions(answer.labels) if each.score >= threshold]
+        return found
 
     return router
 
 
-async def _suggest(
-    service: Service, run: Run, texts: list[str], limit: int, threshold: float, gone: Gone
-) -> list[list[_Suggestion]]:
-    """The suggestions of each text; none for a text without a word, as Annif has it."""
-    places = [place for place, text in enumerate(texts) if text.strip()]
-    k = min(limit, service.settings.max_k)
-    found: list[list[_Suggestion]] = [[] for _ in texts]
-    limits = range(0, len(places), service.settings.max_inputs) if k else []
-    for start in limits:
-        part = places[start : start + service.settings.max_inputs]
-        inputs = service.read_texts([texts[place] for place in part])
-        answers = await service.ask(run.predict(inputs.texts, k, gone=gone))
-        for place, answer in zip(part, answers, strict=True):
-            found[place] = [each for each in _suggestions(answer.labels) if each.score >= threshold]
-    return found
-
-
 def _suggestions(labels: Sequence[Prediction]) -> list[_Suggestion]:
-    """Labels with scores that fall from each to the next: Annif orders by score, and is to find our order."""
-    shown: list[_Suggestion] = []
+    """Give labels scores that fall from each to the next: Annif sorts by score, and should keep our order."""
+    suggestions: list[_Suggestion] = []
     for label in labels:
         score = _logistic(label.score) if label.probability is None else label.probability
-        ceiling = shown[-1].score * _STEP if shown else 1.0
-        shown.append(_Suggestion(uri=label.id, label=label.text, score=max(_LEAST_SCORE, min(score, ceiling))))
-    return shown
+        ceiling = suggestions[-1].score * _STEP if suggestions else 1.0
+        score = max(_MIN_SCORE, min(score, ceiling))
+        suggestions.append(_Suggestion(uri=label.id, label=label.text, score=score))
+    return suggestions
 
 
 def _logistic(value: float) -> float:
     return 1.0 / (1.0 + math.exp(-value)) if value >= 0 else math.exp(value) / (1.0 + math.exp(value))
 
 
-def _project(run: Run) -> dict[str, Any]:
+def _project(run: ServedRun) -> dict[str, Any]:
     changed = None
     if run.folder is not None:
         changed = datetime.fromtimestamp(run.folder.stat().st_mtime, UTC).isoformat()
@@ -158,7 +157,7 @@ def _project(run: Run) -> dict[str, Any]:
 
 
 async def _read_form(request: Request) -> _Form:
-    """The fields of a form; only what is URL-encoded is read, no files."""
+    """Read a URL-encoded form; files are refused."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Problem(415, "form", "expected a form: application/x-www-form-urlencoded")

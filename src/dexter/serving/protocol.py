@@ -1,17 +1,16 @@
-"""What requests and answers look like on the wire. Unknown fields are refused, so that a typing error is noticed."""
+"""JSON of requests and answers. Unknown fields of a request are refused, so that a misspelt one is noticed."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from starlette.responses import Response
 
 from dexter.types import HeadName
 
 
-def _whole(text: str) -> str:
-    """JSON can spell half a surrogate pair, which no answer could repeat."""
+def _check_surrogates(text: str) -> str:
+    """Refuse half a surrogate pair, which JSON can spell and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -19,44 +18,47 @@ def _whole(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_whole)]
-RunName = Annotated[str | None, Field(max_length=64, description="The run to ask; the first one if left out.")]
+Text = Annotated[str, AfterValidator(_check_surrogates)]
+RunName = Annotated[str | None, Field(max_length=64, description="Name of the run; the first one if left out.")]
 
 
-class Wire(BaseModel):
-    """A part of a request."""
+class RequestModel(BaseModel):
+    """Base of requests and their parts."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class TextInput(Wire):
-    """A text with an id that comes back with its labels."""
+class TextInput(RequestModel):
+    """A text with an id, which is returned with its labels."""
 
     id: Text = Field(max_length=1_000)
     text: Text
 
 
-class PredictRequest(Wire):
+class PredictRequest(RequestModel):
     """Texts to label."""
 
     inputs: Text | list[Text | TextInput] = Field(description="A text, or a list of texts or of {id, text}.")
     k: int | None = Field(
-        default=None, ge=1, description="Labels per text at most; 5 if left out, or 100 where a threshold is given."
+        default=None, ge=1, description="Most labels per text; if left out 5, or 100 with a threshold."
     )
     threshold: float | None = Field(
-        default=None, gt=0.0, le=1.0, description="Only labels that are right with at least this probability."
+        default=None, gt=0.0, le=1.0, description="Only labels with at least this probability."
     )
-    head: HeadName | None = Field(default=None, description="What ranks the labels; the run's own choice if left out.")
-    neighbours: bool | None = Field(default=None, description="Whether training texts vote; as tuned if left out.")
+    head: HeadName | None = Field(default=None, description="The head that ranks labels; if left out, the run's own.")
+    neighbours: bool | None = Field(default=None, description="Whether training texts vote; if left out, as tuned.")
     dial: float | None = Field(
-        default=None, ge=0.0, le=1.0, description="Weight of label frequency, 0: rare labels up; as tuned if left out."
+        default=None,
+        ge=0.0,
+        le=1.0,
+        description="Weight of label frequency, 0: more rare labels; if left out, as tuned.",
     )
-    explain: bool = Field(default=False, description="Say why each label: for up to 4 texts and 20 labels of each.")
+    explain: bool = Field(default=False, description="Explain each label; for up to 4 texts and 20 labels of each.")
     model: RunName = None
 
 
 class WordWeight(BaseModel):
-    """A word of the text, where it stands, and what the score loses without it."""
+    """A word of the text, its position, and what the score loses without it."""
 
     text: str
     start: int
@@ -65,7 +67,7 @@ class WordWeight(BaseModel):
 
 
 class NearText(BaseModel):
-    """A training text near the text; only its beginning is known."""
+    """A training text near the text; only its beginning is kept."""
 
     id: str
     text: str
@@ -74,30 +76,30 @@ class NearText(BaseModel):
 
 
 class Why(BaseModel):
-    """Why a text got a label."""
+    """Explanation of a label of a text."""
 
-    parts: dict[str, float] = Field(description="What adds up to the score.")
+    parts: dict[str, float] = Field(description="Parts that add up to the score.")
     words: list[WordWeight]
-    neighbours: list[NearText] = Field(description="Training texts that have the label, where the run keeps them.")
-    count: int = Field(description="Training texts of the label.")
-    band: str = Field(description="How frequent the label is: frequent, torso, tail or unseen.")
+    neighbours: list[NearText] = Field(description="Nearest training texts that have the label, if the run keeps them.")
+    count: int = Field(description="Number of training texts of the label.")
+    band: str = Field(description="Frequency band of the label: frequent, torso, tail or unseen.")
 
 
 class RankedLabel(BaseModel):
-    """A label for a text."""
+    """A label of a text."""
 
     id: str
     text: str
     score: float
     probability: float | None = Field(
-        default=None, description="How likely it is right; null where labels are not ranked as the run was tuned."
+        default=None, description="Probability that it is right; null unless labels are ranked as the run was tuned."
     )
     rank: int
-    why: Why | None = Field(default=None, description="With `explain`; null where the label was removed meanwhile.")
+    why: Why | None = Field(default=None, description="Given with `explain`; null if the label was removed meanwhile.")
 
 
 class LabelledText(BaseModel):
-    """The labels of a text, best first."""
+    """A text's labels, best first."""
 
     id: str | None = None
     labels: list[RankedLabel]
@@ -108,36 +110,36 @@ class PredictResponse(BaseModel):
     """The labels of each text, in order, all of one version of the labels."""
 
     model: str
-    version: int = Field(description="Which version of the labels these are; every edit makes a new one.")
+    version: int = Field(description="Version of the labels; every change makes a new one.")
     results: list[LabelledText]
-    inputs_left_out: int = Field(default=0, description="Texts beyond the limit, which have no result.")
+    inputs_left_out: int = Field(default=0, description="Number of texts beyond the limit, which have no result.")
 
 
-class NewLabel(Wire):
+class NewLabel(RequestModel):
     """A label to add."""
 
     id: Text = Field(min_length=1, max_length=1_000)
     text: Text = Field(min_length=1, max_length=20_000, pattern=r"\S", description="Not only blanks.")
 
 
-class AddLabelsRequest(Wire):
-    """Labels to add; either all of them are added or none."""
+class AddLabelsRequest(RequestModel):
+    """Labels to add: all of them or none."""
 
     labels: list[NewLabel] = Field(min_length=1, max_length=1_000)
-    reuse_ids: bool = Field(default=False, description="Allow ids of labels that were removed.")
+    reuse_ids: bool = Field(default=False, description="Allow ids of removed labels.")
     model: RunName = None
 
 
-class RenameLabelsRequest(Wire):
-    """Labels with their new texts; either all of them are renamed or none."""
+class RenameLabelsRequest(RequestModel):
+    """Labels with new texts: all of them are renamed or none."""
 
     labels: list[NewLabel] = Field(min_length=1, max_length=1_000)
-    keep_vectors: bool = Field(default=False, description="Change what is shown; find them by their old texts.")
+    keep_vectors: bool = Field(default=False, description="Change only the texts that are shown.")
     model: RunName = None
 
 
 class NearLabel(BaseModel):
-    """A label that means nearly the same."""
+    """A similar label."""
 
     id: str
     text: str
@@ -145,7 +147,7 @@ class NearLabel(BaseModel):
 
 
 class SimilarLabels(BaseModel):
-    """Labels like a text, nearest first."""
+    """The labels most similar to a text, nearest first."""
 
     model: str
     version: int
@@ -153,14 +155,14 @@ class SimilarLabels(BaseModel):
 
 
 class Resemblance(BaseModel):
-    """A new label that looks like labels there were already."""
+    """A new label that resembles existing ones."""
 
     id: str
     resembles: list[NearLabel]
 
 
 class LabelsChanged(BaseModel):
-    """What an edit has made."""
+    """Result of a change of labels."""
 
     model: str
     version: int
@@ -172,21 +174,21 @@ class KnownLabel(BaseModel):
 
     id: str
     text: str
-    count: int = Field(description="Training texts that had it; 0 for a label that was added later.")
+    count: int = Field(description="Number of training texts; 0 for a label added after training.")
 
 
 class LabelsPage(BaseModel):
-    """Some of the labels, in the order of the run."""
+    """A page of labels, in the order of the run."""
 
     model: str
     version: int
-    total: int = Field(description="Labels that match.")
+    total: int = Field(description="Number of labels that match.")
     labels: list[KnownLabel]
-    next: int | None = Field(description="The `cursor` of the next page; null on the last.")
+    next: int | None = Field(description="Cursor of the next page; null on the last.")
 
 
-class EmbeddingsRequest(Wire):
-    """Texts to embed, in OpenAI's form."""
+class EmbeddingsRequest(RequestModel):
+    """Texts to embed; the fields are those of OpenAI's API."""
 
     input: Text | list[Text]
     model: RunName = None
@@ -194,26 +196,26 @@ class EmbeddingsRequest(Wire):
     side: Literal["query", "label"] = Field(
         default="query", description="Embed as a text to label, or as a label's text."
     )
-    user: str | None = Field(default=None, max_length=1_000, description="Accepted and not read.")
+    user: str | None = Field(default=None, max_length=1_000, description="Accepted and ignored.")
 
 
 class Embedding(BaseModel):
-    """One vector."""
+    """The embedding of one text."""
 
     object: Literal["embedding"] = "embedding"
     index: int
-    embedding: list[float] | str = Field(description="Numbers, or for base64 their little-endian float32 bytes.")
+    embedding: list[float] | str = Field(description="Numbers; with base64, their little-endian float32 bytes.")
 
 
 class Usage(BaseModel):
-    """Tokens that were read."""
+    """Number of tokens read."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(BaseModel):
-    """The vectors, in order."""
+    """The embeddings of the texts, in order."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
@@ -222,15 +224,15 @@ class EmbeddingsResponse(BaseModel):
     inputs_left_out: int = 0
 
 
-class ProblemPlace(BaseModel):
-    """What is wrong with a field."""
+class FieldError(BaseModel):
+    """An error in a field of the request."""
 
     at: str
     message: str
 
 
 class ProblemDetails(BaseModel):
-    """Why there is no answer."""
+    """Problem details (RFC 9457): why a request has no answer."""
 
     type: str
     title: str
@@ -238,9 +240,4 @@ class ProblemDetails(BaseModel):
     code: str
     detail: str
     request_id: str | None
-    errors: list[ProblemPlace] = Field(default=[], description="The fields that are wrong, where that is known.")
-
-
-def to_json(answer: BaseModel, *, status: int = 200) -> Response:
-    """The answer as it is sent; it is of our own making, so nothing is validated again."""
-    return Response(answer.model_dump_json(), status, media_type="application/json")
+    errors: list[FieldError] = Field(default=[], description="Errors of single fields.")

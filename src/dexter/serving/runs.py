@@ -1,167 +1,144 @@
-"""Named runs behind one address. What a run predicts is computed in its one worker thread, in order of arrival.
+"""Runs that are served by name. A run predicts in one worker thread, in the order in which requests arrive.
 
-Labels are edited in a second thread: the predictor swaps them in at once when they are ready, so that predictions go
-on meanwhile and each is of one version of the labels.
+Labels are changed in a second thread: the predictor swaps the new labels in when they are ready, so that predictions
+continue meanwhile and each answer is of one version of the labels. A third thread explains.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from dexter.errors import UsageError
+from dexter.errors import DexterError, ModelError, UsageError
 from dexter.model.edits import ChangeResult, LabelChange
+from dexter.model.store import fingerprint, model_folder
 from dexter.predict.explain import Explanation
-from dexter.predict.predictor import Prediction, Predictor
-from dexter.serving.batching import Batcher, Limits
-from dexter.serving.embedding import Embedded, Side, embed_texts
+from dexter.predict.indexing import index_folder
+from dexter.predict.predictor import EmbeddedText, Prediction, Predictor
+from dexter.serving.batching import Batcher, IsDisconnected
+from dexter.serving.problems import Problem
 from dexter.serving.settings import ServeSettings
 from dexter.types import HeadName
 
-Gone = Callable[[], Awaitable[bool]]
+log = logging.getLogger("dexter")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIAL_DIGITS = 2
-"""A dial is rounded to so many digits, so that a slider does not ask for a thousand predictors."""
+"""Digits that a dial is rounded to, so that a slider does not ask for a thousand predictors."""
 T = TypeVar("T")
+Side = Literal["query", "label"]
+_Ranking = tuple[HeadName, bool, float]
+"""How labels are ranked: head, whether training queries vote, dial."""
 
 
-class Variant(NamedTuple):
-    """The choices of a request that need a predictor of their own; None is the run's own choice."""
+class PredictOptions(NamedTuple):
+    """Options of a prediction; texts with equal options are computed together. None: as the run was tuned."""
 
+    k: int
+    threshold: float | None = None
     head: HeadName | None = None
     neighbours: bool | None = None
     dial: float | None = None
 
-    def resolved(self, base: Predictor) -> Variant:
-        """With the run's choices filled in."""
-        dial = base.dial if self.dial is None else round(self.dial, _DIAL_DIGITS)
-        return Variant(
-            self.head or base.head, base.uses_neighbours if self.neighbours is None else self.neighbours, dial
-        )
-
-
-class Question(NamedTuple):
-    """What is asked of a text; texts with the same question are computed together."""
-
-    k: int
-    threshold: float | None
-    variant: Variant
-
 
 class Answer(NamedTuple):
-    """The labels of a text, and the version of the labels that they are of."""
+    """The labels of a text, best first."""
 
     version: int
+    """The version of the labels that were ranked."""
     labels: list[Prediction]
     predictor: Predictor
-    """Who found them."""
+    """The predictor that ranked them."""
 
 
-class Seen(NamedTuple, Generic[T]):
-    """What was found, and the version of the labels that it is of."""
+class NoModelYet(Problem):
+    """Raised when a run is asked before its training has published a model."""
 
-    version: int
-    answer: T
-
-
-def _seen(predictor: Predictor, ask: Callable[[Predictor], T]) -> Seen[T]:
-    """Ask, and ask again where the labels have changed meanwhile: versions only grow, so equal ones are the same."""
-    while True:
-        version = predictor.version
-        answer = ask(predictor)
-        if predictor.version == version:
-            return Seen(version, answer)
+    def __init__(self) -> None:
+        super().__init__(503, "no_model", "this run has no model yet", headers={"Retry-After": "5"})
 
 
-class _Derived(NamedTuple):
-    """The predictor of a variant, and what it was made from."""
+class ServedRun:
+    """A predictor with its queue and its threads.
 
-    base: Predictor
-    version: int
-    predictor: Predictor
-
-
-class NotReady(Exception):
-    """The run has no model yet."""
-
-
-class Run:
-    """A predictor with its queue, its worker thread and the versions of its labels."""
+    Args:
+        name: the run's name in requests.
+        source: a predictor, or a run folder. A folder is loaded, or waited for while its training has not published a
+            model, and followed: new models, new indexes and labels changed by other processes are taken up.
+        settings: of the service.
+        observe_batch: called with the number of texts of each batch.
+    """
 
     def __init__(
         self,
         name: str,
-        predictor: Predictor | None,
+        source: Predictor | Path,
         settings: ServeSettings,
         *,
-        folder: Path | None = None,
-        observe: Callable[[int], None] = lambda num_texts: None,
+        observe_batch: Callable[[int], None] = lambda num_texts: None,
     ) -> None:
-        self.name = name
-        self.folder = folder
-        """Where the run is on disk; None for a predictor that only lives in memory."""
-        self._current = predictor
-        self._variants: OrderedDict[Variant, _Derived] = OrderedDict()
-        self._max_variants = settings.max_variants
-        self._limits = Limits(
-            max_texts=settings.batch_texts,
-            max_characters=settings.batch_characters,
-            max_queued=settings.max_queued_texts,
-            wait_seconds=settings.batch_wait_seconds,
-        )
-        self._observe = observe
-        self.open()
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"run name {name!r}: expected letters, digits, dots, dashes: write NAME=FOLDER")
+        self.name, self._settings, self._observe_batch = name, settings, observe_batch
+        self.folder = source if isinstance(source, Path) else None
+        """The run folder; None for a predictor that only lives in memory."""
+        self._predictor = source if isinstance(source, Predictor) else None
+        self._published: tuple[str, str | None] | None = None
+        """Fingerprints of the model and the index that were loaded from the folder."""
+        self._variants: OrderedDict[_Ranking, tuple[Predictor, int, Predictor]] = OrderedDict()
+        """By ranking: the predictor it was made from, the version of its labels, and the predictor."""
+        if self.folder is not None:
+            self._load_first(self.folder)
+        self.start()
 
-    def open(self) -> None:
-        """Start the threads; also again, after `close`, where a service is started a second time in its process."""
+    def start(self) -> None:
+        """Start the threads; after `stop`, start them again."""
         self._worker, self._editor, self._explainer = (
             ThreadPoolExecutor(1, thread_name_prefix=f"dexter-{self.name}{part}") for part in ("", "-labels", "-why")
         )
-        self._predicting = Batcher(self._predict, self._worker, self._limits, observe=self._observe)
-        self._embedding = Batcher(self._embed, self._worker, self._limits)
-        self.is_open = True
+        max_texts, max_queued = self._settings.batch_texts, self._settings.max_queued_texts
+        self._predicting = Batcher(
+            self._predict, self._worker, max_texts=max_texts, max_queued=max_queued, observe=self._observe_batch
+        )
+        self._embedding = Batcher(self._embed, self._worker, max_texts=max_texts, max_queued=max_queued)
+        self.is_running = True
+
+    def stop(self) -> None:
+        """End the threads when they have finished what is under way."""
+        for thread in (self._worker, self._editor, self._explainer):
+            thread.shutdown(wait=True, cancel_futures=True)
+        self.is_running = False
 
     @property
     def is_ready(self) -> bool:
         """Whether there is a model."""
-        return self._current is not None
+        return self._predictor is not None
 
     @property
     def predictor(self) -> Predictor:
-        """What answers now; it may be another one later."""
-        if self._current is None:
-            raise NotReady
-        return self._current
-
-    @predictor.setter
-    def predictor(self, predictor: Predictor) -> None:
-        self._current = predictor
+        """The predictor in use; a newly published model replaces it."""
+        if self._predictor is None:
+            raise NoModelYet
+        return self._predictor
 
     @property
     def num_queued(self) -> int:
-        """Texts that wait."""
+        """Texts that wait for a batch."""
         return self._predicting.num_queued + self._embedding.num_queued
 
     async def predict(
-        self,
-        texts: Sequence[str],
-        k: int,
-        *,
-        threshold: float | None = None,
-        variant: Variant | None = None,
-        gone: Gone | None = None,
+        self, texts: Sequence[str], options: PredictOptions, *, is_disconnected: IsDisconnected | None = None
     ) -> list[Answer]:
-        """The k best labels of each text, or those of them that reach the threshold; all of one version."""
-        question = Question(k, threshold, variant or Variant())
-        return await self._predicting.submit(question, texts, gone=gone)
+        """Rank the labels of each text; all answers are of one version of the labels."""
+        return await self._predicting.submit(options, texts, is_disconnected=is_disconnected)
 
     async def explain(self, text: str, answer: Answer) -> list[Explanation] | None:
-        """Why a text got its labels; None where one of them was removed meanwhile. Predictions of others go on."""
+        """Explain each label of an answer; None if one of them was removed meanwhile. Predictions continue."""
         ids = [label.id for label in answer.labels]
         loop = asyncio.get_running_loop()
         try:
@@ -169,74 +146,130 @@ class Run:
         except UsageError:
             return None
 
-    async def embed(self, texts: Sequence[str], *, side: Side = "query", gone: Gone | None = None) -> list[Embedded]:
-        """The vector of each text."""
-        return await self._embedding.submit(side, texts, gone=gone)
+    async def embed(
+        self, texts: Sequence[str], *, side: Side = "query", is_disconnected: IsDisconnected | None = None
+    ) -> list[EmbeddedText]:
+        """Embed each text as a query or as a label."""
+        return await self._embedding.submit(side, texts, is_disconnected=is_disconnected)
 
-    async def edit(self, edit: LabelChange, *, expected: int | None = None) -> ChangeResult:
-        """Change the labels; with `expected`, only if that is their version."""
-        return await self.in_editor(lambda: self.predictor.edit_labels(edit, expected=expected))
+    async def change_labels(self, change: LabelChange, *, expected: int | None = None) -> ChangeResult:
+        """Change the labels; with `expected`, only if that is their version. Predictions continue."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._editor, lambda: self.predictor.edit_labels(change, expected=expected))
 
-    async def look(self, ask: Callable[[Predictor], T]) -> Seen[T]:
-        """Ask the predictor something about its labels, and know of which version the answer is."""
-        return await asyncio.to_thread(_seen, self.predictor, ask)
+    async def read_labels(self, read: Callable[[Predictor], T]) -> tuple[int, T]:
+        """Call `read` in a thread; return the version of the labels that it saw, and its result."""
+        return await asyncio.to_thread(_read_one_version, self.predictor, read)
 
-    async def in_editor(self, work: Callable[[], T]) -> T:
-        """Do something to the labels: one after the other, while predictions go on."""
-        return await asyncio.get_running_loop().run_in_executor(self._editor, work)
+    async def follow_folder(self) -> None:
+        """Take up what changes in the run folder, until cancelled; log an error once and try again."""
+        last_error = ""
+        while True:
+            await asyncio.sleep(self._settings.follow_seconds)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._editor, self._take_up_changes)
+                last_error = ""
+            except DexterError as error:
+                if str(error) != last_error:
+                    log.warning("%s", error)
+                last_error = str(error)
 
-    def close(self) -> None:
-        """End the threads once they have done what they were given."""
-        for thread in (self._worker, self._editor, self._explainer):
-            thread.shutdown(wait=True, cancel_futures=True)
-        self.is_open = False
+    def _load_first(self, folder: Path) -> None:
+        try:
+            model_folder(folder)
+        except ModelError:
+            if not (folder / "config.toml").exists():
+                raise
+            log.info("%s: no model yet: waiting for the first", folder)
+        else:
+            self._load(folder, _published(folder))
 
-    def _predict(self, question: Question, texts: list[str]) -> list[Answer]:
-        def ask(base: Predictor) -> tuple[Predictor, list[list[Prediction]]]:
-            predictor = self._predictor(base, question.variant.resolved(base))
-            return predictor, predictor.predict(texts, question.k, threshold=question.threshold)
+    def _load(self, folder: Path, published: tuple[str, str | None]) -> None:
+        settings = self._settings
+        self._predictor = Predictor.load(folder, persistent=settings.keep_edits, runtime=settings.runtime)
+        self._published = published
 
-        version, (predictor, found) = _seen(self.predictor, ask)
+    def _take_up_changes(self) -> None:
+        folder = self.folder
+        if folder is None or not (self.is_ready or (folder / "model").is_dir()):
+            return
+        published = _published(folder)
+        if published == self._published:
+            self.predictor.refresh_labels()
+        else:
+            self._load(folder, published)
+            log.info("%s: serving model %s", folder, published[0])
+
+    def _predict(self, options: PredictOptions, texts: list[str]) -> list[Answer]:
+        """Rank the labels of texts; runs in the worker thread."""
+
+        def rank(base: Predictor) -> tuple[Predictor, list[list[Prediction]]]:
+            predictor = self._variant(base, resolve_ranking(base, options))
+            return predictor, predictor.predict(texts, options.k, threshold=options.threshold)
+
+        version, (predictor, found) = _read_one_version(self.predictor, rank)
         return [Answer(version, labels, predictor) for labels in found]
 
-    def _predictor(self, base: Predictor, variant: Variant) -> Predictor:
-        """The predictor of a variant: it shares the model, and the label vectors of another with its head."""
-        if variant == Variant().resolved(base):
+    def _variant(self, base: Predictor, ranking: _Ranking) -> Predictor:
+        """Return the predictor of a ranking; it shares the model, and the label vectors of another with its head."""
+        head, neighbours, dial = ranking
+        if ranking == (base.head, base.uses_neighbours, base.dial):
             return base
-        derived = self._variants.get(variant)
-        if derived is None or (derived.base, derived.version) != (base, base.version):
-            made = [other.predictor for other in self._variants.values() if other[:2] == (base, base.version)]
-            source = next((predictor for predictor in (base, *made) if predictor.head == variant.head), base)
-            predictor = source.variant(head=variant.head, neighbours=variant.neighbours, dial=variant.dial)
-            derived = self._variants[variant] = _Derived(base, base.version, predictor)
-            if len(self._variants) > self._max_variants:
+        source, version, predictor = self._variants.get(ranking, (None, None, base))
+        if (source, version) != (base, base.version):
+            others = [other for *made_from, other in self._variants.values() if made_from == [base, base.version]]
+            same_head = next((other for other in (base, *others) if other.head == head), base)
+            predictor = same_head.variant(head=head, neighbours=neighbours, dial=dial)
+            self._variants[ranking] = (base, base.version, predictor)
+            if len(self._variants) > self._settings.max_variants:
                 self._variants.popitem(last=False)
-        self._variants.move_to_end(variant)
-        return derived.predictor
+        self._variants.move_to_end(ranking)
+        return predictor
 
-    def _embed(self, side: Side, texts: list[str]) -> list[Embedded]:
-        return embed_texts(self.predictor.model, texts, side=side)
+    def _embed(self, side: Side, texts: list[str]) -> list[EmbeddedText]:
+        return self.predictor.embed(texts, side=side)
 
 
-class Runs:
-    """The runs of a service by name; the first is the one that is asked when no name is given."""
+class ServedRuns:
+    """The runs of a service by name; a request without a name asks the first."""
 
-    def __init__(self, runs: Mapping[str, Run]) -> None:
+    def __init__(self, runs: Sequence[ServedRun], settings: ServeSettings) -> None:
         if not runs:
             raise UsageError("a service needs at least one run")
-        for name in runs:
-            if not _NAME.fullmatch(name):
-                raise UsageError(f"run name {name!r}: expected letters, digits, dots, dashes: write NAME=FOLDER")
-        self._runs = dict(runs)
+        self.default, self.settings = runs[0], settings
+        self._runs: Mapping[str, ServedRun] = {run.name: run for run in runs}
 
-    @property
-    def default(self) -> Run:
-        """The first one."""
-        return next(iter(self._runs.values()))
+    def get(self, name: str | None) -> ServedRun:
+        """Return the run of a name, or the default."""
+        run = self.default if name is None else self._runs.get(name)
+        if run is None:
+            raise Problem(404, "run", "no run has this name: GET /info lists them")
+        return run
 
-    def find(self, name: str | None) -> Run | None:
-        """The run of a name; None where there is none."""
-        return self.default if name is None else self._runs.get(name)
-
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[ServedRun]:
         return iter(self._runs.values())
+
+
+def resolve_ranking(predictor: Predictor, options: PredictOptions) -> _Ranking:
+    """Return how labels are ranked: the options of a request, and the predictor's own where they are left out."""
+    return (
+        options.head or predictor.head,
+        predictor.uses_neighbours if options.neighbours is None else options.neighbours,
+        predictor.dial if options.dial is None else round(options.dial, _DIAL_DIGITS),
+    )
+
+
+def _read_one_version(predictor: Predictor, read: Callable[[Predictor], T]) -> tuple[int, T]:
+    """Call `read`, and again if the labels have changed meanwhile; versions only grow, so equal ones are the same."""
+    while True:
+        version = predictor.version
+        result = read(predictor)
+        if predictor.version == version:
+            return version, result
+
+
+def _published(folder: Path) -> tuple[str, str | None]:
+    """Return the fingerprints of a run's published model and of its index."""
+    model = model_folder(folder)
+    index = index_folder(model)
+    return fingerprint(model), fingerprint(index) if index.is_dir() else None

@@ -1,4 +1,4 @@
-"""`dexter serve`: load runs, take the port, answer until told to stop, finish what is under way."""
+"""`dexter serve`: take the port, load the runs, answer until a signal, finish the requests under way."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import uvicorn
 
 from dexter.errors import ResourceError, UsageError
 from dexter.serving.app import create_app
-from dexter.serving.limits import Traffic
+from dexter.serving.middleware import Traffic
 from dexter.serving.settings import ServeSettings
 
 log = logging.getLogger("dexter")
-_LEAST_DRAIN_SECONDS = 0.5
-"""For so long at least new requests hear that the service stops, before the port is closed."""
+_DRAIN_SECONDS = 0.5, 30.0
+"""Shortest and longest time between a signal and the end: new requests are told to go elsewhere, others finish."""
 
 
 def serve(runs: Mapping[str, Path], settings: ServeSettings) -> None:
-    """Serve runs by name until SIGTERM or SIGINT: requests under way finish, new ones get 503."""
+    """Serve runs by name until SIGTERM or SIGINT; then finish the requests under way and answer new ones with 503."""
     with _listen(settings) as listener:
         app = create_app(runs, settings)
         config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, lifespan="on")
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        listener.listen(config.backlog)  # from now on a client waits; it is not refused
+        listener.listen(config.backlog)  # clients wait from now on, instead of being refused
         log.info("serving %s on %s (Ctrl-C stops)", ", ".join(runs), address)
-        _DrainingServer(config, app.state.service.traffic, settings.drain_seconds).run(sockets=[listener])
+        _DrainingServer(config, app.state.traffic).run(sockets=[listener])
 
 
 def name_runs(arguments: Sequence[str]) -> dict[str, Path]:
-    """Runs by name, from NAME=FOLDER or FOLDER, whose own name is taken."""
+    """Return run folders by name, from arguments NAME=FOLDER, or FOLDER for a run with the folder's name."""
     named: dict[str, Path] = {}
     for argument in arguments:
         name, separator, folder = argument.partition("=")
@@ -47,7 +47,7 @@ def name_runs(arguments: Sequence[str]) -> dict[str, Path]:
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
-    """Take the port before the runs are loaded: a port in use is told at once."""
+    """Take the port, before the runs are loaded, so that a port in use is reported at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -63,24 +63,24 @@ def _listen(settings: ServeSettings) -> socket.socket:
 
 
 class _DrainingServer(uvicorn.Server):
-    """On a signal it first refuses new requests, and closes when those under way are answered."""
+    """A server that on a signal refuses new requests, and closes when those under way are answered."""
 
-    def __init__(self, config: uvicorn.Config, traffic: Traffic, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, traffic: Traffic) -> None:
         super().__init__(config)
-        self._traffic, self._drain_seconds = traffic, drain_seconds
-        self._asked_to_stop = 0.0
+        self._traffic = traffic
+        self._signalled_at = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal starts to drain, a second one stops at once."""
+        """Start to drain at the first signal, stop at once at the second."""
         if self._traffic.draining:
             self.should_exit = self.force_exit = True
         self._traffic.draining = True
-        self._asked_to_stop = time.monotonic()
+        self._signalled_at = time.monotonic()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to close."""
+        """Decide ten times a second whether to close."""
         if self._traffic.draining and not self.should_exit:
-            seconds = time.monotonic() - self._asked_to_stop
-            finished = self._traffic.in_flight == 0 and seconds >= _LEAST_DRAIN_SECONDS
-            self.should_exit = finished or seconds >= self._drain_seconds
+            seconds = time.monotonic() - self._signalled_at
+            shortest, longest = _DRAIN_SECONDS
+            self.should_exit = seconds >= (shortest if self._traffic.in_flight == 0 else longest)
         return await super().on_tick(counter)

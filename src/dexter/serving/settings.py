@@ -1,4 +1,4 @@
-"""What can be set about the service. Checked once, then immutable."""
+"""Settings of the service: address, keys and limits, checked once."""
 
 from __future__ import annotations
 
@@ -10,76 +10,70 @@ from typing import Literal
 
 from dexter.errors import ResourceError, UsageError
 
-_SHORTEST_KEY = 16
+MAX_K = 1_000
+"""Most labels that a request may ask for per text."""
+_MIN_KEY_LENGTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """Address, keys and limits."""
+    """Address, keys and limits of a service."""
 
     host: str = "127.0.0.1"
-    """The address to listen on; one that others can reach needs a key, or `insecure`."""
+    """Address to listen on. An address that other machines can reach needs a key, or `insecure`."""
     port: int = 8000
-    """0 takes a free one."""
+    """Port to listen on; 0 takes a free one."""
     keys: tuple[str, ...] = field(default=(), repr=False)
-    """Any of these opens the service; without keys everyone who reaches the address may ask and edit."""
+    """API keys. Without any, everyone who can reach the address may predict and change labels."""
     insecure: bool = False
-    """Listen on a public address without a key all the same."""
+    """Allow an address that other machines can reach without a key."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that requests may address; left empty: the loopback names on a loopback address, else any."""
+    """Accepted names in the Host header. Empty: the loopback names on a loopback address, otherwise any name."""
     log_requests: bool = False
-    """One line per request: method, route, status, milliseconds. Never a text or a key."""
+    """Log method, route, status and milliseconds of each request. Texts and keys are never logged."""
 
     keep_edits: bool = True
-    """Whether edits of labels are written to the run folders, or forgotten when the service ends."""
+    """Write changes of labels to the run folder; otherwise they are lost when the service ends."""
     runtime: Literal["torch", "onnx"] = "torch"
-    """What encodes queries of run folders; onnx needs their exports."""
+    """What encodes queries; "onnx" needs an exported run."""
     follow_seconds: float = 2.0
-    """How often run folders are looked at for another model and for edits of other processes."""
+    """Seconds between two looks at a run folder for a new model, a new index or labels changed by other processes."""
 
     max_body_bytes: int = 2 * 2**20
-    """A larger request is refused before it is read."""
+    """Largest body of a request; a larger one is refused before it is read."""
     max_inputs: int = 32
-    """Texts per request; the rest is left out, and the answer says how many."""
+    """Most texts of a request; further ones are left out, and the answer says how many."""
     max_characters: int = 20_000
-    """Characters per text; the rest is cut, and the answer says so."""
-    max_k: int = 1_000
-    """Labels per text."""
+    """Most characters of a text; the rest is cut off, and the answer says so."""
     max_in_flight: int = 512
-    """Requests at a time; one more waits a little for a place, and is told to come back."""
+    """Most requests at a time; one more waits `busy_wait_seconds` and is then refused with 429."""
     busy_wait_seconds: float = 1.0
-    """How long it waits. Clients that ask again at once could otherwise keep the service busy with refusals."""
+    """Seconds before a request is refused with 429, so that clients that retry at once do not add to the load."""
     timeout_seconds: float = 30.0
-    """A request that is not answered by then is given up."""
-    drain_seconds: float = 30.0
-    """On SIGTERM requests under way have so long to finish."""
+    """Seconds after which an unanswered request is given up."""
 
     batch_texts: int = 64
-    """Texts that are predicted together."""
-    batch_characters: int = 2**18
-    """Fewer where they are long."""
-    batch_wait_seconds: float = 0.004
-    """How long a batch waits to be as large as the last one. What arrives while a batch is computed forms the next."""
+    """Most texts that are predicted together."""
     max_queued_texts: int = 1_024
-    """Texts that wait for a batch; requests beyond are told to come back."""
+    """Most texts that wait for a batch; requests beyond are refused with 429."""
     max_variants: int = 4
-    """Heads and other choices that requests ask for whose predictors are held, besides the default."""
+    """Predictors kept per run for requests that choose another head, dial or neighbours than the run's own."""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
+        for name, least in _MINIMUMS.items():
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be {least} or more, got {getattr(self, name)}")
         if not 0 <= self.port < 2**16:
             raise UsageError(f"port must be between 0 and 65535, got {self.port}")
-        if any(len(key) < _SHORTEST_KEY for key in self.keys):
+        if any(len(key) < _MIN_KEY_LENGTH for key in self.keys):
             raise UsageError(
-                f"an API key needs {_SHORTEST_KEY} characters or more: "
+                f"an API key needs {_MIN_KEY_LENGTH} characters or more: "
                 "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one"
             )
         if not (self.is_loopback or self.keys or self.insecure):
             raise UsageError(
                 f"{self.host} can be reached from other machines and no API key is set: set DEXTER_API_KEY or "
-                "DEXTER_API_KEY_FILE, or say --insecure if everyone there may ask and edit"
+                "DEXTER_API_KEY_FILE, or pass --insecure to let everyone there predict and change labels"
             )
 
     @property
@@ -93,26 +87,22 @@ class ServeSettings:
             return False
 
 
-_LEAST: dict[str, float] = {
+_MINIMUMS: dict[str, float] = {
     "follow_seconds": 0.01,
     "max_body_bytes": 1,
     "max_inputs": 1,
     "max_characters": 1,
-    "max_k": 1,
     "max_in_flight": 1,
     "busy_wait_seconds": 0,
     "timeout_seconds": 0.001,
-    "drain_seconds": 0,
     "batch_texts": 1,
-    "batch_characters": 1,
-    "batch_wait_seconds": 0,
     "max_queued_texts": 1,
     "max_variants": 1,
 }
 
 
 def keys_from_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The keys of DEXTER_API_KEY, or of the file that DEXTER_API_KEY_FILE names, one per line."""
+    """Return the key in DEXTER_API_KEY, or the keys in the file named by DEXTER_API_KEY_FILE, one per line."""
     if key := environment.get("DEXTER_API_KEY", "").strip():
         return (key,)
     if not (name := environment.get("DEXTER_API_KEY_FILE")):

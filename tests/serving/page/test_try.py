@@ -6,10 +6,9 @@ import re
 import pytest
 
 from dexter import Predictor
-from dexter.serving.page.comparing import side_by_side
-from dexter.serving.page.proposing import PLACES, free_id, propose
-from dexter.serving.page.rendering import breakable
-from dexter.serving.page.why import add_up, highlight
+from dexter.predict.preview import MAX_PREVIEW_RANK, new_label_id, preview_label
+from dexter.serving.page.ranking import highlight, score_steps, side_by_side
+from dexter.serving.page.view import breakable
 from dexter.serving.protocol import RankedLabel, WordWeight
 from tests.serving.conftest import BASE
 
@@ -84,24 +83,24 @@ def test_the_parts_add_up_to_the_score_that_is_shown(client, world, ranking):
 
 
 def uses_neighbours(client):
-    return client.app.state.service.runs.default.predictor.uses_neighbours
+    return client.app.state.runs.default.predictor.uses_neighbours
 
 
 def test_parts_are_steps_that_lead_to_the_score():
-    steps = add_up(
+    steps = score_steps(
         {"encoder": 0.5, "encoder prior": -0.1, "classifier": 0.5, "classifier prior": -0.3, "neighbours": 0.25}
     )
     assert [step.title for step in steps] == ["Dual encoder", "Classifier", "Neighbours", "Label frequency", "Score"]
     assert [step.value for step in steps] == pytest.approx([0.5, 0.5, 0.25, -0.4, 0.85])
     assert [step.start for step in steps] == pytest.approx([0, 0.4, 0.8, 0.68, 0])
     assert [step.width for step in steps] == pytest.approx([0.4, 0.4, 0.2, 0.32, 0.68])
-    below = add_up({"encoder": -0.5, "another": 0.25})
+    below = score_steps({"encoder": -0.5, "another": 0.25})
     assert [(step.title, step.start, step.width) for step in below] == [
         ("Dual encoder", 0.0, 1.0),
         ("another", 0.0, 0.5),
         ("Score", 0.5, 0.5),
     ]
-    assert [step.value for step in add_up({})] == [0.0]
+    assert [step.value for step in score_steps({})] == [0.0]
 
 
 def test_a_text_is_cut_at_its_words():
@@ -133,7 +132,7 @@ def test_a_proposed_label_ranks_where_it_will_when_added(client, world):
         label["id"]
         for label in client.post("/v1/predict", json={"inputs": text, "k": 100}).json()["results"][0]["labels"]
     ]
-    assert names.index(free_id(text, ())) == rank - 1
+    assert names.index(new_label_id(text, ())) == rank - 1
 
 
 def test_a_proposed_label_ranks_where_it_will_in_the_ranking_that_is_shown(client, world):
@@ -144,7 +143,7 @@ def test_a_proposed_label_ranks_where_it_will_in_the_ranking_that_is_shown(clien
     client.post("/", data={"text": text, "label": label, "action": "add"})
     asked = {"inputs": text, "k": 100, "dial": 0.0, "neighbours": ranking["neighbours"] == "on"}
     found = client.post("/v1/predict", json=asked).json()["results"][0]["labels"]
-    assert [each["id"] for each in found].index(free_id(label, ())) == rank - 1
+    assert [each["id"] for each in found].index(new_label_id(label, ())) == rank - 1
 
 
 def test_a_link_adds_nothing(client):
@@ -226,20 +225,20 @@ def test_moves_are_counted_from_the_first_ranking():
     def ranked(names):
         return [RankedLabel(id=name, text=name, score=1.0, rank=rank) for rank, name in enumerate(names, start=1)]
 
-    first, second = side_by_side({"one": ranked("ab"), "two": ranked("bca")}, shown=2)
-    assert [place.move for place in first.places] == [0, 0]
-    assert [(place.label.id, place.move) for place in second.places] == [("b", 1), ("c", None)]
-    assert side_by_side({}, shown=2) == []
+    first, second = side_by_side({"one": ranked("ab"), "two": ranked("bca")}, num_shown=2)
+    assert [place.move for place in first.labels] == [0, 0]
+    assert [(place.label.id, place.move) for place in second.labels] == [("b", 1), ("c", None)]
+    assert side_by_side({}, num_shown=2) == []
 
 
 def test_a_proposal_without_a_text_has_no_rank(trained):
     predictor = Predictor.load(trained)
-    proposal = propose(predictor, " ", predictor.labels.texts[0])
+    proposal = preview_label(predictor, " ", predictor.labels.texts[0])
     assert proposal.rank is None and proposal.similar[0].same_text and proposal.duplicates
-    assert PLACES >= 100
+    assert MAX_PREVIEW_RANK >= 100
 
 
 def test_ids_of_new_labels_are_free():
-    assert free_id("C++ & Co.", ()) == "c-co"
-    assert free_id("a b", {"a-b", "a-b-2"}) == "a-b-3"
-    assert free_id("!!!", ()) == "label"
+    assert new_label_id("C++ & Co.", ()) == "c-co"
+    assert new_label_id("a b", {"a-b", "a-b-2"}) == "a-b-3"
+    assert new_label_id("!!!", ()) == "label"

@@ -1,8 +1,10 @@
-"""The page /training: a run's curves, which grow while it is going."""
+"""The page /training: the curves of a run's `metrics.jsonl`, which grow while it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,75 +15,168 @@ from starlette.responses import Response
 
 from dexter.config import load_config
 from dexter.errors import DexterError
-from dexter.serving.page.curves import Chart, make_charts, read_records
-from dexter.serving.page.rendering import Renderer
-from dexter.serving.page.telling import page_router
-from dexter.serving.service import Service
+from dexter.serving.page.view import Renderer, page_router
+from dexter.serving.runs import ServedRuns
 from dexter.training.run import is_finished
+
+_MAX_POINTS = 300
+_MAX_BYTES = 64 * 2**20
+"""Of a longer file only the end is read."""
+_VALIDATION_METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5")
+_CHARTS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "Loss": ("train", ("loss",)),
+    "Validation, %": ("validation", _VALIDATION_METRICS),
+    "Queries per second": ("train", ("queries_per_second",)),
+    "Learning rate": ("train", ("learning_rate",)),
+}
+"""By title: the kind of record, and the values that are drawn."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart: (step, value) pairs."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+    @property
+    def last(self) -> float:
+        """The last value."""
+        return self.points[-1][1]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves that share both axes."""
+
+    title: str
+    curves: Sequence[Curve]
+
+    @property
+    def low(self) -> float:
+        """The smallest value."""
+        return min(value for curve in self.curves for _, value in curve.points)
+
+    @property
+    def high(self) -> float:
+        """The largest value."""
+        return max(value for curve in self.curves for _, value in curve.points)
+
+    @property
+    def last_step(self) -> float:
+        """The last step."""
+        return max(curve.points[-1][0] for curve in self.curves)
+
+    def svg_points(self, curve: Curve, *, width: float = 100.0, height: float = 40.0) -> str:
+        """Return the points of a curve in a box of this size, in SVG's notation; the origin is at the top left."""
+        span, steps = (self.high - self.low) or 1.0, self.last_step or 1.0
+        return " ".join(
+            f"{width * step / steps:.2f},{height * (1 - (value - self.low) / span):.2f}" for step, value in curve.points
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """What is known of a run's training."""
+class TrainingProgress:
+    """The progress of a run's training."""
 
     charts: Sequence[Chart] = ()
     live: bool = False
-    """Whether it is going on."""
+    """Whether it is still training."""
     step: int = 0
     epoch: float = 0.0
     epochs: float | None = None
-    """How many there will be."""
+    """Number of epochs of the whole training."""
     seconds: float | None = None
+    """Time since the start."""
     best: Mapping[str, float] | None = None
-    """The validation of the model that is kept."""
+    """Validation metrics of the best model."""
 
     @property
     def share(self) -> float:
-        """How much of it is done, from 0 to 1."""
+        """Share of the training that is done, from 0 to 1."""
         return min(self.epoch / self.epochs, 1.0) if self.epochs else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """If it goes on as before; None where that cannot be told."""
+        """Time until the end at the present speed; None if unknown."""
         return self.seconds * (1 - self.share) / self.share if self.seconds and self.share > 0 else None
 
 
-def training_routes(service: Service, render: Renderer) -> APIRouter:
-    """GET /training."""
+def training_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
+    """Make the route GET /training."""
     router = page_router(render)
 
     @router.get("/training")
     async def training(model: str | None = None) -> Response:
-        """The curves of a run's `metrics.jsonl`."""
-        run = service.run(model)
-        seen = Training() if run.folder is None else await run_in_threadpool(read_training, run.folder)
-        return render("training", model=run.name, training=seen)
+        """Show the curves of a run."""
+        run = runs.get(model)
+        progress = TrainingProgress() if run.folder is None else await run_in_threadpool(_read_progress, run.folder)
+        return render("training", model=run.name, training=progress)
 
     return router
 
 
-def read_training(folder: Path) -> Training:
-    """What the files of a run tell, also while they are written."""
+def _read_progress(folder: Path) -> TrainingProgress:
+    """Read the progress from the files of a run, which may still be written to."""
     records = read_records(folder / "metrics.jsonl")
-    last = _last(records, "kind", "train")
-    best = _last(records, "best", True)
-    return Training(
+    nothing: dict[str, Any] = {}
+    last = next((record for record in reversed(records) if record.get("kind") == "train"), nothing)
+    best = next((record for record in reversed(records) if record.get("best") is True), nothing)
+    try:
+        epochs = float(load_config(folder / "config.toml").train.epochs)
+    except (DexterError, OSError):
+        epochs = None
+    return TrainingProgress(
         charts=make_charts(records),
         live=bool(records) and not is_finished(folder),
         step=int(last.get("step", 0)),
         epoch=float(last.get("epoch", 0.0)),
-        epochs=_epochs(folder),
+        epochs=epochs,
         seconds=last.get("seconds"),
-        best={name: best[name] for name in ("P@1", "P@5", "nDCG@5", "PSP@5") if name in best},
+        best={name: best[name] for name in _VALIDATION_METRICS if name in best},
     )
 
 
-def _last(records: Sequence[dict[str, Any]], key: str, value: object) -> dict[str, Any]:
-    return next((record for record in reversed(records) if record.get(key) == value), {})
-
-
-def _epochs(folder: Path) -> float | None:
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Read the records of a JSON lines file; incomplete lines are skipped."""
     try:
-        return float(load_config(folder / "config.toml").train.epochs)
-    except (DexterError, OSError):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MAX_BYTES))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return []
+    return [record for line in lines if (record := _parse_record(line)) is not None]
+
+
+def _parse_record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    return record if isinstance(record, dict) else None
+
+
+def make_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Make the charts that the records have values for."""
+    charts = []
+    for title, (kind, names) in _CHARTS.items():
+        wanted = [record for record in records if record.get("kind") == kind]
+        curves = [Curve(name, points) for name in names if (points := thin(_read_points(wanted, name)))]
+        if curves:
+            charts.append(Chart(title, curves))
+    return charts
+
+
+def thin(points: Sequence[tuple[float, float]], most: int = _MAX_POINTS) -> list[tuple[float, float]]:
+    """Keep at most `most` points at equal distances, and the last one."""
+    step = max(1, math.ceil(len(points) / most))
+    return list(points[::-1][::step][::-1])
+
+
+def _read_points(records: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    pairs = ((record.get("step"), record.get(name)) for record in records)
+    return [
+        (float(step), float(value))
+        for step, value in pairs
+        if isinstance(step, int | float) and isinstance(value, int | float) and math.isfinite(value)
+    ]

@@ -1,0 +1,337 @@
+"""Routes for programs: prediction, embeddings, labels, and the status of the service."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Header, Query, Request
+from numpy.typing import NDArray
+from prometheus_client import generate_latest
+from starlette.responses import Response
+
+from dexter import __version__
+from dexter.errors import ModelError, ResourceError, UsageError
+from dexter.model.edits import LabelChange, VersionConflict
+from dexter.model.labels import Labels
+from dexter.model.similar import SimilarLabel
+from dexter.predict.predictor import Predictor
+from dexter.serving.batching import BATCH_WAIT_SECONDS, IsDisconnected
+from dexter.serving.middleware import Metrics, Traffic
+from dexter.serving.problems import Problem
+from dexter.serving.protocol import (
+    AddLabelsRequest,
+    Embedding,
+    EmbeddingsRequest,
+    EmbeddingsResponse,
+    KnownLabel,
+    LabelledText,
+    LabelsChanged,
+    LabelsPage,
+    NearLabel,
+    PredictRequest,
+    PredictResponse,
+    RankedLabel,
+    RenameLabelsRequest,
+    Resemblance,
+    RunName,
+    SimilarLabels,
+    Usage,
+    Why,
+)
+from dexter.serving.runs import Answer, PredictOptions, ServedRun, ServedRuns, resolve_ranking
+from dexter.serving.settings import MAX_K, ServeSettings
+
+_DEFAULT_K, _DEFAULT_K_WITH_THRESHOLD = 5, 100
+_MAX_EXPLAINED_TEXTS, _MAX_EXPLAINED_LABELS = 4, 20
+"""Explaining encodes a text once more for each of its words."""
+_MAX_LABELS_PER_PAGE = 1_000
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SHOWN_LIMITS = ("max_body_bytes", "max_inputs", "max_characters", "max_in_flight", "max_queued_texts")
+_SHOWN_TIMES = ("timeout_seconds", "batch_texts")
+IfMatch = Annotated[str | None, Header(max_length=40, description="Change the labels only if this is their version.")]
+
+
+def predict_routes(runs: ServedRuns) -> APIRouter:
+    """Make the routes POST /v1/predict and POST /v1/embeddings."""
+    router = APIRouter()
+
+    @router.post("/v1/predict", tags=["predict"])
+    async def predict(body: PredictRequest, request: Request) -> PredictResponse:
+        """Rank the labels of each text."""
+        return await answer_predict(runs, body, is_disconnected=request.is_disconnected)
+
+    @router.post("/v1/embeddings", tags=["embeddings"])
+    async def embeddings(body: EmbeddingsRequest, request: Request) -> EmbeddingsResponse:
+        """Embed texts, in the form of OpenAI's API. Inner products of the vectors are the encoder's scores."""
+        run = runs.get(body.model)
+        given = [body.input] if isinstance(body.input, str) else body.input
+        texts = cut_texts(given, runs.settings)
+        embedded = await run.embed(texts, side=body.side, is_disconnected=request.is_disconnected)
+        num_tokens = sum(each.num_tokens for each in embedded)
+        return EmbeddingsResponse(
+            data=[
+                Embedding(index=index, embedding=_encode(each.vector_D, body.encoding_format))
+                for index, each in enumerate(embedded)
+            ],
+            model=run.name,
+            usage=Usage(prompt_tokens=num_tokens, total_tokens=num_tokens),
+            inputs_left_out=len(given) - len(texts),
+        )
+
+    return router
+
+
+async def answer_predict(
+    runs: ServedRuns, body: PredictRequest, *, is_disconnected: IsDisconnected | None = None
+) -> PredictResponse:
+    """Answer a request to /v1/predict; the page asks here too."""
+    run = runs.get(body.model)
+    given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    options = _read_options(body, run.predictor, num_texts=len(given))
+    texts = cut_texts([each if isinstance(each, str) else each.text for each in given], runs.settings)
+    answers = await run.predict(texts, options, is_disconnected=is_disconnected)
+    results = []
+    for item, text, answer in zip(given, texts, answers, strict=False):
+        item_id, full_text = (None, item) if isinstance(item, str) else (item.id, item.text)
+        labels = await _ranked_labels(run, text, answer, explain=body.explain)
+        results.append(LabelledText(id=item_id, labels=labels, truncated=len(text) < len(full_text)))
+    return PredictResponse(
+        model=run.name, version=answers[0].version, results=results, inputs_left_out=len(given) - len(texts)
+    )
+
+
+def cut_texts(texts: Sequence[str], settings: ServeSettings) -> list[str]:
+    """Cut the texts of a request to the limits, in number and in length; refuse empty ones."""
+    kept = [text[: settings.max_characters] for text in texts[: settings.max_inputs]]
+    if not kept:
+        raise Problem(422, "empty", "there is no text in the request")
+    for position, text in enumerate(kept):
+        if not text.strip():
+            raise Problem(422, "empty", f"text {position} of the request is empty")
+    return kept
+
+
+def _read_options(body: PredictRequest, predictor: Predictor, *, num_texts: int) -> PredictOptions:
+    """Return the options of a request; refuse those that the run or the service does not offer."""
+    if body.k is not None and body.k > MAX_K:
+        raise Problem(422, "k", f"k may be {MAX_K} at most")
+    if body.head is not None and body.head not in predictor.heads:
+        raise Problem(422, "head", f"this run has the heads {', '.join(predictor.heads)}")
+    if body.explain and ((body.k or _DEFAULT_K) > _MAX_EXPLAINED_LABELS or num_texts > _MAX_EXPLAINED_TEXTS):
+        detail = f"explain takes {_MAX_EXPLAINED_TEXTS} texts and a k of {_MAX_EXPLAINED_LABELS} at most"
+        raise Problem(422, "explain", detail)
+    if body.neighbours and not predictor.has_training_queries:
+        raise Problem(422, "neighbours", "this run has kept no training texts")
+    default_k = _DEFAULT_K if body.threshold is None or body.explain else _DEFAULT_K_WITH_THRESHOLD
+    options = PredictOptions(body.k or default_k, body.threshold, body.head, body.neighbours, body.dial)
+    is_tuned = resolve_ranking(predictor, options) == (predictor.head, predictor.uses_neighbours, predictor.dial)
+    if body.threshold is not None and not (is_tuned and predictor.calibration is not None):
+        detail = "no probabilities for labels ranked this way: leave head, neighbours and dial out, or tune the run"
+        raise Problem(422, "threshold", detail)
+    return options
+
+
+async def _ranked_labels(run: ServedRun, text: str, answer: Answer, *, explain: bool) -> list[RankedLabel]:
+    explanations = await run.explain(text, answer) if explain else None
+    return [
+        RankedLabel(
+            id=label.id,
+            text=label.text,
+            score=label.score,
+            probability=label.probability,
+            rank=place + 1,
+            why=None if explanations is None else Why(**explanations[place].to_json()),
+        )
+        for place, label in enumerate(answer.labels)
+    ]
+
+
+def _encode(vector_D: NDArray[np.float32], encoding_format: str) -> list[float] | str:
+    if encoding_format == "base64":
+        return base64.b64encode(vector_D.astype("<f4").tobytes()).decode("ascii")
+    return [float(value) for value in vector_D]
+
+
+def label_routes(runs: ServedRuns) -> APIRouter:
+    """Make the routes GET, POST, PATCH and DELETE /v1/labels, and GET /v1/labels/similar."""
+    router = APIRouter(tags=["labels"])
+
+    @router.get("/v1/labels")
+    async def list_labels(
+        q: Annotated[str, Query(max_length=1_000, description="Only labels with this in their id or text.")] = "",
+        cursor: Annotated[int, Query(ge=0, le=2**31, description="`next` of the page before.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=_MAX_LABELS_PER_PAGE)] = 50,
+        model: RunName = None,
+    ) -> LabelsPage:
+        """List labels: those that begin with `q` first, then in the order of the run."""
+        run = runs.get(model)
+        version, page = await run.read_labels(lambda predictor: predictor.search_labels(q, limit=limit, offset=cursor))
+        return LabelsPage(
+            model=run.name,
+            version=version,
+            total=page.total,
+            labels=[KnownLabel(id=label.id, text=label.text, count=label.count) for label in page.labels],
+            next=cursor + limit if cursor + limit < page.total else None,
+        )
+
+    @router.get("/v1/labels/similar")
+    async def similar_labels(
+        text: Annotated[str, Query(min_length=1, max_length=20_000, description="Text of a label, new or known.")],
+        k: Annotated[int, Query(ge=1, le=100)] = 5,
+        model: RunName = None,
+    ) -> SimilarLabels:
+        """Find the labels that mean nearly the same as a label with this text would."""
+        run = runs.get(model)
+        version, found = await run.read_labels(lambda predictor: predictor.similar_labels(text, k))
+        return SimilarLabels(model=run.name, version=version, labels=_near_labels(found))
+
+    @router.post("/v1/labels")
+    async def add_labels(body: AddLabelsRequest, if_match: IfMatch = None) -> LabelsChanged:
+        """Add labels, all or none. They can be predicted from now on, without training."""
+        run = runs.get(body.model)
+        _check_new(run.predictor.labels, [label.id for label in body.labels])
+        labels = [(label.id, label.text) for label in body.labels]
+        return await change_labels(run, LabelChange(add=labels, reuse_ids=body.reuse_ids), if_match)
+
+    @router.patch("/v1/labels")
+    async def rename_labels(body: RenameLabelsRequest, if_match: IfMatch = None) -> LabelsChanged:
+        """Give labels new texts, all or none. They are predicted by these from now on."""
+        run = runs.get(body.model)
+        _check_known(run.predictor.labels, [label.id for label in body.labels])
+        labels = [(label.id, label.text) for label in body.labels]
+        return await change_labels(run, LabelChange(rename=labels, keep_vectors=body.keep_vectors), if_match)
+
+    @router.delete("/v1/labels")
+    async def remove_labels(
+        id: Annotated[list[str], Query(min_length=1, max_length=1_000, description="Repeat for several.")],  # noqa: A002
+        model: RunName = None,
+        if_match: IfMatch = None,
+    ) -> LabelsChanged:
+        """Remove labels, all or none. They are not predicted any more."""
+        run = runs.get(model)
+        _check_known(run.predictor.labels, id)
+        if len(id) == len(run.predictor.labels.ids):
+            raise Problem(409, "last", "a run needs at least one label: the last one stays")
+        return await change_labels(run, LabelChange(remove=id), if_match)
+
+    return router
+
+
+async def change_labels(run: ServedRun, change: LabelChange, if_match: str | None = None) -> LabelsChanged:
+    """Change the labels of a run; `if_match` is an If-Match header with the version that the change is for."""
+    try:
+        result = await run.change_labels(change, expected=_read_version(if_match))
+    except VersionConflict:
+        raise Problem(412, "version", "the labels have another version by now: list them and try again") from None
+    except UsageError:
+        detail = "an id is unknown or in use by now, or belonged to a label that was removed (see reuse_ids)"
+        raise Problem(409, "refused", detail) from None
+    except ResourceError:
+        detail = "another process is changing the labels, or there is no room or permission to write them"
+        raise Problem(503, "write", detail, headers={"Retry-After": "1"}) from None
+    except ModelError:
+        raise Problem(409, "model", "the run is in training or was replaced: its labels cannot be changed") from None
+    return LabelsChanged(
+        model=run.name,
+        version=result.version,
+        duplicates=[Resemblance(id=each.id, resembles=_near_labels(each.resembles)) for each in result.duplicates],
+    )
+
+
+def _near_labels(found: Sequence[SimilarLabel]) -> list[NearLabel]:
+    return [NearLabel(id=each.id, text=each.text, similarity=each.similarity) for each in found]
+
+
+def _read_version(if_match: str | None) -> int | None:
+    if if_match is None or if_match.strip() == "*":
+        return None
+    value = if_match.strip().strip('"')
+    if not (value.isascii() and value.isdecimal()):
+        raise Problem(422, "version", "If-Match takes the number of a version")
+    return int(value)
+
+
+def _check_new(labels: Labels, ids: Sequence[str]) -> None:
+    """Refuse ids in use; they are named by position, because an answer does not repeat the request."""
+    taken = set(labels.ids)
+    for position, label_id in enumerate(ids):
+        if label_id in taken:
+            raise Problem(409, "taken", f"the id of label {position} is in use: remove that label first")
+        taken.add(label_id)
+
+
+def _check_known(labels: Labels, ids: Sequence[str]) -> None:
+    known = set(labels.ids)
+    for position, label_id in enumerate(ids):
+        if label_id not in known:
+            raise Problem(404, "label", f"no label has id {position} of the request")
+        known.remove(label_id)
+
+
+def status_routes(runs: ServedRuns, metrics: Metrics, traffic: Traffic) -> APIRouter:
+    """Make the routes /healthz, /readyz, /info and /metrics."""
+    router = APIRouter(tags=["status"])
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        """Answer as long as the process runs."""
+        return {"status": "ok"}
+
+    @router.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        """Say whether requests are answered: 503 while the service is stopping, or a run has no model yet."""
+        if traffic.draining:
+            raise Problem(503, "draining", "the service is stopping", headers={"Retry-After": "5"})
+        if not all(run.is_ready for run in runs):
+            raise Problem(503, "no_model", "a run has no model yet", headers={"Retry-After": "5"})
+        return {"status": "ready"}
+
+    @router.get("/info")
+    async def info() -> dict[str, Any]:
+        """Describe the service: version, runs and limits."""
+        limits = {name: getattr(runs.settings, name) for name in (*_SHOWN_LIMITS, *_SHOWN_TIMES)}
+        return {
+            "name": "dexter",
+            "version": __version__,
+            "default": runs.default.name,
+            "runs": [_describe_run(run) for run in runs],
+            "limits": {**limits, "max_k": MAX_K, "batch_wait_seconds": BATCH_WAIT_SECONDS},
+        }
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics_text() -> Response:
+        """Return all metrics in Prometheus' text format."""
+        metrics.in_flight.set(traffic.in_flight)
+        for run in runs:
+            metrics.queued.labels(run.name).set(run.num_queued)
+            if run.is_ready:
+                metrics.labels.labels(run.name).set(len(run.predictor.labels.ids))
+                metrics.version.labels(run.name).set(run.predictor.version)
+        return Response(generate_latest(metrics.registry), media_type=_METRICS_TYPE)
+
+    return router
+
+
+def _describe_run(run: ServedRun) -> dict[str, Any]:
+    if not run.is_ready:
+        return {"name": run.name, "ready": False}
+    predictor = run.predictor
+    return {
+        "name": run.name,
+        "ready": True,
+        "labels": len(predictor.labels.ids),
+        "version": predictor.version,
+        "heads": list(predictor.heads),
+        "head": predictor.head,
+        "dial": predictor.dial,
+        "neighbours": predictor.uses_neighbours,
+        "has_neighbours": predictor.has_training_queries,
+        "has_probabilities": predictor.calibration is not None,
+        "index": type(predictor.index).__name__,
+        "fingerprint": predictor.fingerprint,
+        "dimension": predictor.dimension,
+        "facts": predictor.facts,
+    }
