@@ -1,4 +1,4 @@
-"""`data check`: every kind of problem is found, counted and placed; counts, bands and plots say what is there."""
+"""`data check`: every kind of finding is found, counted and located; counts, bands and plots say what is there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from dexter.data.check import check, count_bands
+from dexter.data.check import check, zipf_text
 from dexter.data.dataset import Dataset, Split
-from dexter.data.findings import MESSAGES
+from dexter.data.findings import MESSAGES, row_lines
 from dexter.data.formats import load_dataset, save_dataset
-from dexter.data.places import row_lines
-from dexter.data.plots import save_zipf_plot, zipf_text
+from dexter.data.plots import save_zipf_plot
 
 
 def make_split(texts, labels, num_labels, uids=None, filtered=None) -> Split:
@@ -42,21 +41,21 @@ CLEAN = {
 }
 
 
-def only_problem(dataset: Dataset):
-    (problem,) = check(dataset).problems
-    assert problem.message == MESSAGES[problem.kind]
-    return problem
+def only_finding(dataset: Dataset):
+    (finding,) = check(dataset).findings
+    assert finding.message == MESSAGES[finding.kind]
+    return finding
 
 
 def test_clean_data_has_no_problems():
     report = check(make_dataset(**CLEAN))
-    assert report.problems == ()
+    assert report.findings == ()
     assert "No problems found." in report.render()
 
 
 def test_works_without_a_test_split():
     report = check(make_dataset(CLEAN["train"], label_texts=CLEAN["label_texts"]))
-    assert report.problems == ()
+    assert report.findings == ()
     assert list(report.counts.splits) == ["train"]
     assert report.render()
 
@@ -103,23 +102,23 @@ def test_works_without_a_test_split():
         ),
     ],
 )
-def test_each_kind_of_problem(kind, changes, places):
-    problem = only_problem(make_dataset(**CLEAN | changes))
-    assert problem.kind == kind
-    assert problem.total == len(places)
-    assert [str(example) for example in problem.examples] == places
-    assert 0 < problem.total <= problem.out_of
+def test_each_kind_of_finding(kind, changes, places):
+    finding = only_finding(make_dataset(**CLEAN | changes))
+    assert finding.kind == kind
+    assert finding.total == len(places)
+    assert [str(example) for example in finding.examples] == places
+    assert 0 < finding.total <= finding.out_of
 
 
 def test_every_kind_is_tested():
-    kinds = {parameters[0] for parameters in test_each_kind_of_problem.pytestmark[0].args[1]}
+    kinds = {parameters[0] for parameters in test_each_kind_of_finding.pytestmark[0].args[1]}
     assert kinds == set(MESSAGES)
 
 
 def test_row_numbers_are_no_identity():
     train = make_split(["one", "two"], [[0], [1]], 2, uids=["0", "1"])
     dataset = make_dataset(train, label_texts=["first", "second"], label_ids=["0", "1"])
-    assert check(dataset).problems == ()
+    assert check(dataset).findings == ()
 
 
 def test_reciprocal_pairs_equal_a_loop():
@@ -140,8 +139,8 @@ def test_reciprocal_pairs_equal_a_loop():
     }
     dataset = make_dataset(**splits, label_texts=[f"label {name}" for name in ids], label_ids=ids)
     expected = sum(relevance[a, b] and relevance[b, a] for a in rows["test"] for b in rows["train"])
-    (problem,) = [problem for problem in check(dataset).problems if problem.kind == "reciprocal-pair"]
-    assert problem.total == expected > 0
+    (finding,) = [finding for finding in check(dataset).findings if finding.kind == "reciprocal-pair"]
+    assert finding.total == expected > 0
 
 
 def write_folder(folder: Path, *, blank_line: bool = False, gz: bool = False) -> Dataset:
@@ -169,7 +168,7 @@ def test_problems_name_file_and_line(tmp_path, blank_line, line, gz):
     dataset = write_folder(tmp_path, blank_line=blank_line, gz=gz)
     report = check(dataset, folder=tmp_path)
     suffix = ".gz" if gz else ""
-    places = {problem.kind: str(problem.examples[0]) for problem in report.problems}
+    places = {finding.kind: str(finding.examples[0]) for finding in report.findings}
     assert places == {
         "empty-text": f"{tmp_path}/trn.jsonl{suffix}:{line}",
         "unused-label": f"{tmp_path}/lbl.jsonl{suffix}:{line}",
@@ -181,9 +180,9 @@ def test_lines_are_not_guessed(tmp_path):
     dataset = write_folder(tmp_path)
     with open(tmp_path / "trn.jsonl", "a") as handle:
         handle.write("a line that was skipped on reading\n")
-    (empty, _) = check(dataset, folder=tmp_path).problems
+    (empty, _) = check(dataset, folder=tmp_path).findings
     assert str(empty.examples[0]) == "train row 1 ('b')"
-    (empty, _) = check(dataset).problems
+    (empty, _) = check(dataset).findings
     assert str(empty.examples[0]) == "train row 1 ('b')"
 
 
@@ -215,11 +214,11 @@ def test_lines_in_the_other_formats(tmp_path, format_name, file_name, line):
     dataset = make_dataset(split, CLEAN["test"], label_texts=["first", "second"])
     save_dataset(dataset, tmp_path / "data", format=format_name, gzip=False)
     report = check(load_dataset(tmp_path / "data"), folder=tmp_path / "data")
-    (problem,) = [problem for problem in report.problems if problem.kind == "duplicate-text"]
-    place = problem.examples[0].place
-    assert place.path is not None
-    assert "one" in Path(place.path).read_text().splitlines()[line - 1]
-    assert (Path(place.path).name, place.line) == (Path(file_name).name, line)
+    (finding,) = [finding for finding in report.findings if finding.kind == "duplicate-text"]
+    source = finding.examples[0].row
+    assert source.path is not None
+    assert "one" in Path(source.path).read_text().splitlines()[line - 1]
+    assert (Path(source.path).name, source.line) == (Path(file_name).name, line)
 
 
 def test_single_file_data_sets_have_lines_too(tmp_path):
@@ -227,8 +226,8 @@ def test_single_file_data_sets_have_lines_too(tmp_path):
     path.write_text("{}\n{}\n")
     train = make_split(["one", ""], [[0], [1]], 2)
     dataset = make_dataset(train, label_texts=["first", "second"], source={"format": "jsonl", "rows.jsonl": "sha"})
-    (problem,) = check(dataset, folder=path).problems
-    assert str(problem.examples[0]) == f"{path}:2"
+    (finding,) = check(dataset, folder=path).findings
+    assert str(finding.examples[0]) == f"{path}:2"
 
 
 def test_counts_and_bands():
@@ -241,7 +240,7 @@ def test_counts_and_bands():
     train = Split(texts=texts, uids=texts, relevance=csr_matrix(relevance), filtered=csr_matrix(relevance[:, ::-1] > 0))
     test = make_split(["unseen text"], [[0, 6]], len(counts))
     dataset = make_dataset(train, test, label_texts=[f"label {column}" for column in range(len(counts))])
-    bands = count_bands(dataset)
+    bands = check(dataset).bands
     assert {name: band.labels for name, band in bands.items()} == {"frequent": 2, "torso": 2, "tail": 2, "unseen": 1}
     assert {name: band.pairs["train"] for name, band in bands.items()} == {
         "frequent": 251, "torso": 110, "tail": 10, "unseen": 0,
@@ -260,7 +259,7 @@ def test_json_is_plain(tmp_path):
     value = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert value["counts"]["splits"]["train"]["queries"] == 2
     assert value["bands"]["tail"]["labels"] == 1
-    assert value["problems"][0]["examples"][0]["place"]["line"] == 2
+    assert value["findings"][0]["examples"][0]["row"]["line"] == 2
 
 
 def test_render_keeps_to_the_width():
@@ -270,6 +269,7 @@ def test_render_keeps_to_the_width():
     assert max(map(len, lines)) <= 90
     assert any("█" in line for line in lines)
     assert any("by rank" in line for line in lines)
+    assert any(line.startswith("frequent  over 100") for line in lines)
 
 
 @pytest.mark.parametrize("counts", [[5], [1, 1, 1], [1000, 100, 10, 1, 0], list(range(1, 3000))])
@@ -284,12 +284,12 @@ def test_zipf_text(counts):
 
 
 def test_zipf_text_without_labels():
-    assert "no label" in zipf_text(np.zeros(3, int))
+    assert "no label" in zipf_text(np.zeros(3, int), width=60)
 
 
 def test_zipf_png(tmp_path):
     pytest.importorskip("matplotlib")
-    save_zipf_plot(make_dataset(**CLEAN), tmp_path / "zipf.png")
+    save_zipf_plot(np.array([3, 0, 200, 1]), tmp_path / "zipf.png", title="made")
     assert (tmp_path / "zipf.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["zipf.png"]
 
@@ -307,7 +307,7 @@ def test_two_million_pairs_are_quick():
     start = time.process_time()
     report = check(dataset)
     assert time.process_time() - start < 10
-    assert {problem.kind for problem in report.problems} >= {"train-test-overlap", "self-pair"}
+    assert {finding.kind for finding in report.findings} >= {"train-test-overlap", "self-pair"}
 
 
 @pytest.mark.slow
@@ -317,7 +317,7 @@ def test_moby_thesaurus_is_as_reciprocal_as_its_readme_says():
     if not folder.is_dir():
         pytest.skip(f"{folder} is not here: set DEXTER_SHARED to the folder that holds data/moby-thesaurus")
     report = check(load_dataset(folder), folder=folder)
-    (problem,) = report.problems
-    assert problem.kind == "reciprocal-pair"
-    assert round(100 * problem.total / problem.out_of, 1) == 46.8
-    assert problem.examples[0].place.line is not None
+    (finding,) = report.findings
+    assert finding.kind == "reciprocal-pair"
+    assert round(100 * finding.total / finding.out_of, 1) == 46.8
+    assert finding.examples[0].row.line is not None

@@ -59,7 +59,7 @@ def data_check(
     dataset = load(path, on_error, text_column, label_column, label_separator)
     report = check(dataset, folder=Path(path) if Path(path).exists() else None)
     if plot is not None:
-        save_zipf_plot(dataset, plot)
+        save_zipf_plot(report.label_counts, plot, title=report.name)
     if as_json:
         echo_json(report.to_json())
     else:

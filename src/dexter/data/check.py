@@ -1,4 +1,4 @@
-"""`dexter data check`: what a data set looks like and what is wrong with it, as one report."""
+"""`dexter data check`: sizes, label frequencies and findings of a data set, as one report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from dexter.data.dataset import Dataset, Split
-from dexter.data.findings import Problem, find_problems
-from dexter.data.places import Places
-from dexter.data.plots import zipf_text
+from dexter.data.findings import Finding, find
 from dexter.types import BANDS
+
+_BRAILLE = 0x2800
+_BRAILLE_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
+"""Bit of each dot of a braille character, 4 rows x 2 columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,52 +64,50 @@ class CheckReport:
     source: Mapping[str, str]
     counts: Counts
     bands: Mapping[str, BandCounts]
-    problems: Sequence[Problem]
+    findings: Sequence[Finding]
     label_counts: np.ndarray
-    """Number of training queries of each label: what the Zipf plot shows."""
+    """Number of training queries of each label, for a Zipf plot."""
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the per-label counts, as plain values."""
+        """Return everything but the per-label counts as plain values."""
         return {
             "name": self.name,
             "source": dict(self.source),
             "counts": asdict(self.counts),
             "bands": {name: asdict(band) for name, band in self.bands.items()},
-            "problems": [asdict(problem) for problem in self.problems],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
     def render(self, width: int = 100) -> str:
-        """The report as text for a terminal of that width."""
+        """Format the report as text of that width."""
         parts = [
             f"{self.name} (read as {self.source['format']})" if "format" in self.source else self.name,
             _render_counts(self.counts),
             _render_bands(self.bands, width),
             zipf_text(self.label_counts, width=min(width, 100)),
-            _render_problems(self.problems, width),
+            _render_findings(self.findings, width),
         ]
         return "\n\n".join(parts)
 
 
-def check(dataset: Dataset, *, folder: str | Path | None = None, max_examples: int = 3) -> CheckReport:
-    """Describe a data set and look for problems.
+def check(dataset: Dataset, *, folder: str | Path | None = None) -> CheckReport:
+    """Describe a data set and look for what makes results worse or misleading.
 
     Args:
         dataset: the data set.
-        folder: where it was read from; problems then name file and line for formats with one line per row.
-        max_examples: how many places to name for each kind of problem.
+        folder: where it was read from; findings then name file and line for formats with one line per row.
     """
     return CheckReport(
         name=dataset.name,
         source=dataset.source,
-        counts=count(dataset),
-        bands=count_bands(dataset),
-        problems=tuple(find_problems(dataset, Places(dataset, folder), max_examples=max_examples)),
+        counts=_count(dataset),
+        bands=_count_bands(dataset),
+        findings=tuple(find(dataset, folder=folder)),
         label_counts=dataset.label_counts,
     )
 
 
-def count(dataset: Dataset) -> Counts:
-    """Measure a data set."""
+def _count(dataset: Dataset) -> Counts:
     return Counts(
         labels=dataset.num_labels,
         queries_per_label_mean=_mean(dataset.label_counts),
@@ -118,8 +118,8 @@ def count(dataset: Dataset) -> Counts:
     )
 
 
-def count_bands(dataset: Dataset) -> dict[str, BandCounts]:
-    """Labels and pairs of each frequency band; how often a label occurs in training decides its band."""
+def _count_bands(dataset: Dataset) -> dict[str, BandCounts]:
+    """Count labels and pairs of each frequency band; how often a label occurs in training decides its band."""
     per_label = {
         name: np.bincount(split.relevance.indices, minlength=dataset.num_labels)
         for name, split in dataset.splits.items()
@@ -150,7 +150,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _words(texts: Sequence[str]) -> float:
-    """Mean number of words per text."""
+    """Return the mean number of words per text."""
     return sum(len(text.split()) for text in texts) / max(len(texts), 1)
 
 
@@ -171,34 +171,74 @@ def _render_counts(counts: Counts) -> str:
 
 
 def _render_bands(bands: Mapping[str, BandCounts], width: int) -> str:
-    """A histogram: a bar for the band's share of the labels, and its share of the pairs of each split in figures."""
+    """Format a histogram: a bar for each band's share of the labels, and its share of each split's pairs in figures."""
     num_labels = max(sum(band.labels for band in bands.values()), 1)
     splits = list(next(iter(bands.values())).pairs)
     totals = {split: max(sum(band.pairs[split] for band in bands.values()), 1) for split in splits}
-    bar_width = max(min(width - 46 - 14 * len(splits), 40), 8)
-    header = f"{'band':<8}{'training queries':<18}{'labels':>9}  " + "".join(f"{f'{s} pairs':>14}" for s in splits)
+    bar_width = max(min(width - 48 - 14 * len(splits), 40), 8)
+    header = f"{'band':<10}{'training queries':<18}{'labels':>9}  " + "".join(f"{f'{s} pairs':>14}" for s in splits)
     lines = [header + "  share of labels"]
     for name, band in bands.items():
         low, high = BANDS[name]
         limits = f"over {low - 1:,}" if high == np.inf else f"{low}" if low == high else f"{low}-{high}"
         shares = "".join(f"{band.pairs[split] / totals[split]:>14.1%}" for split in splits)
         lines.append(
-            f"{name:<8}{limits:<18}{band.labels:>9,}  {shares}  {'█' * round(bar_width * band.labels / num_labels)}"
+            f"{name:<10}{limits:<18}{band.labels:>9,}  {shares}  {'█' * round(bar_width * band.labels / num_labels)}"
         )
     return "\n".join(lines)
 
 
-def _render_problems(problems: Sequence[Problem], width: int) -> str:
-    if not problems:
+def _render_findings(findings: Sequence[Finding], width: int) -> str:
+    if not findings:
         return "No problems found."
     lines = ["Problems"]
-    for problem in problems:
-        share = f"{problem.total / max(problem.out_of, 1):.1%}"
-        start = f"{problem.total:>9,} {share:>6}  "
-        text = f"{problem.kind}: {problem.message}"
+    for finding in findings:
+        share = f"{finding.total / max(finding.out_of, 1):.1%}"
+        start = f"{finding.total:>9,} {share:>6}  "
+        text = f"{finding.kind}: {finding.message}"
         indent = " " * len(start)
         lines += textwrap.wrap(text, width=max(width, 60), initial_indent=start, subsequent_indent=indent)
-        lines += [f"{indent}{example}" for example in problem.examples]
-        if problem.total > len(problem.examples):
-            lines.append(f"{indent}... and {problem.total - len(problem.examples):,} more")
+        lines += [f"{indent}{example}" for example in finding.examples]
+        if finding.total > len(finding.examples):
+            lines.append(f"{indent}... and {finding.total - len(finding.examples):,} more")
     return "\n".join(lines)
+
+
+def zipf_text(label_counts: np.ndarray, *, width: int, height: int = 10) -> str:
+    """Draw how often each label occurs against its rank in braille characters, both axes logarithmic."""
+    frequencies = np.sort(label_counts[label_counts > 0])[::-1]
+    if not len(frequencies):
+        return "(no label occurs in training)"
+    largest, num_labels = int(frequencies[0]), len(frequencies)
+    margin = len(f"{largest:,}") + 1
+    num_columns = max(width - margin - 1, 10)
+    canvas = _draw(frequencies, num_columns=num_columns, height=height)
+    ticks = {_dot_row(tick, largest, height * 4) // 4: f"{tick:,}" for tick in _powers_of_ten(largest)}
+    axis = ""
+    for tick in _powers_of_ten(num_labels):  # one that does not fit is left out
+        column = margin + 1 + int((num_columns - 1) * np.log(tick) / np.log(max(num_labels, 2)))
+        if len(axis) < column and column + len(f"{tick:,}") <= margin + 1 + num_columns:
+            axis = f"{axis:<{column}}{tick:,}"
+    rows = [f"{ticks.get(row, ''):>{margin - 1}} ┤{canvas[row]}" for row in range(height)]
+    return "\n".join(["training queries of each label, by rank", *rows, " " * margin + "└" + "─" * num_columns, axis])
+
+
+def _draw(frequencies: np.ndarray, *, num_columns: int, height: int) -> list[str]:
+    """Draw rows of braille characters; a steep step is a vertical line, so that the curve has no gaps."""
+    num_dots_x, num_dots_y = num_columns * 2, height * 4
+    ranks = len(frequencies) ** (np.arange(num_dots_x) / (num_dots_x - 1))
+    rows = np.array([_dot_row(f, frequencies[0], num_dots_y) for f in frequencies[ranks.round().astype(int) - 1]])
+    dots = np.zeros((num_dots_y, num_dots_x), dtype=bool)
+    for column, (start, end) in enumerate(zip(np.r_[rows[0], rows[:-1]], rows, strict=True)):
+        dots[min(start + 1, end) : end + 1, column] = True
+    bits = (dots.reshape(height, 4, num_columns, 2) * _BRAILLE_DOTS[None, :, None, :]).sum(axis=(1, 3))
+    return ["".join(chr(_BRAILLE + int(cell)) for cell in row) for row in bits]
+
+
+def _dot_row(frequency: float, largest: float, num_rows: int) -> int:
+    """Return the dot row of a frequency: the largest on top, 1 at the bottom, logarithmic between."""
+    return round((num_rows - 1) * (1 - float(np.log(frequency) / np.log(max(largest, 2)))))
+
+
+def _powers_of_ten(largest: float) -> list[int]:
+    return [10**exponent for exponent in range(int(np.log10(max(largest, 1))) + 1)]
