@@ -23,8 +23,8 @@ from dexter.data import Dataset
 from dexter.encoders import build_encoder
 from dexter.encoders.embed import embed
 from dexter.encoders.static import StaticEncoder
-from dexter.evaluation.reports import score_report
-from dexter.evaluation.runs import DEFAULT_KS, test_split
+from dexter.evaluation.report import score_report, test_split
+from dexter.evaluation.runs import DEFAULT_KS
 from dexter.index import search
 from dexter.metrics import overfetch
 from dexter.types import HeadName

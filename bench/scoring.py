@@ -18,8 +18,7 @@ import numpy as np
 import shared_data
 from dexter.data import Dataset
 from dexter.data.sources import build
-from dexter.evaluation.dial import dial_curve
-from dexter.evaluation.runs import evaluate
+from dexter.evaluation.runs import dial_curve, evaluate
 from dexter.evaluation.unseen import evaluate_unseen
 from dexter.predict.predictor import Predictor
 from dexter.training import train

@@ -16,7 +16,7 @@ from dexter.data.check import check, zipf_text
 from dexter.data.dataset import Dataset, Split
 from dexter.data.findings import MESSAGES, row_lines
 from dexter.data.formats import load_dataset, save_dataset
-from dexter.data.plots import save_zipf_plot
+from dexter.evaluation.plots import save_zipf_plot
 
 
 def make_split(texts, labels, num_labels, uids=None, filtered=None) -> Split:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from dexter.errors import DataError, UsageError
-from dexter.evaluation import Example, collect_examples, popularity, save_comparison_plot, save_page, score_report
+from dexter.evaluation import ExampleQuery, collect_examples, popularity, save_comparison_plot, save_page, score_report
 from dexter.evaluation.page import render_page
 from dexter.evaluation.plots import chart_groups
 
@@ -40,7 +41,7 @@ class Checker(HTMLParser):
 
 
 def test_the_page_is_whole_self_contained_and_escaped(reports, tiny_dataset, tmp_path):
-    examples = [Example(text=HOSTILE + "long " * 200, predicted=[(HOSTILE, True), ("b", False)], missed=[HOSTILE])]
+    examples = [ExampleQuery(text=HOSTILE + "long " * 200, predicted=[(HOSTILE, True), ("b", False)], missed=[HOSTILE])]
     examples += collect_examples(popularity(tiny_dataset, 5).ids, tiny_dataset, num_examples=3)
     save_page(reports, tmp_path / "page.html", title=HOSTILE, subtitle=HOSTILE, examples=examples)
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -76,8 +77,8 @@ def test_examples_are_drawn_by_seed_and_mark_hits(tiny_dataset):
         assert [label for label, _ in example.predicted] == [tiny_dataset.label_texts[0], tiny_dataset.label_texts[19]]
         assert all(hit == (label in relevant) for label, hit in example.predicted)
         assert sorted(example.missed + [label for label, hit in example.predicted if hit]) == sorted(relevant)
-    with pytest.raises(DataError, match="no split"):
-        collect_examples(ids, tiny_dataset, split="dev")
+    with pytest.raises(DataError, match="no test split"):
+        collect_examples(ids, dataclasses.replace(tiny_dataset, test=None))
 
 
 def test_the_plot_is_a_png(reports, tmp_path):

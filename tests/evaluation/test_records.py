@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from dexter.errors import UsageError
+from dexter.errors import DataError
 from dexter.evaluation import make_record, popularity, records, score_report, write_record
 from dexter.evaluation.records import git_commit, pairs_sha256, peak_rss_bytes
 
@@ -46,9 +47,9 @@ def test_values_that_json_does_not_have_become_null(tmp_path):
     assert json.loads((tmp_path / "r.json").read_text()) == {"a": None, "b": [None, 3], "c": [True, "x", None]}
 
 
-def test_an_unknown_split_is_named(tiny_dataset, report):
-    with pytest.raises(UsageError, match="no split 'dev': it has train, test"):
-        make_record(report, tiny_dataset, split="dev")
+def test_a_record_needs_a_test_split(tiny_dataset, report):
+    with pytest.raises(DataError, match="no test split"):
+        make_record(report, dataclasses.replace(tiny_dataset, test=None))
 
 
 def test_the_hash_of_pairs_depends_on_the_pairs_alone():

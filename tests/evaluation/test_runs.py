@@ -14,7 +14,10 @@ import dexter
 from dexter import Predictor
 from dexter.data import Dataset, Split
 from dexter.errors import DataError, ModelError, UsageError
-from dexter.evaluation.runs import compare_runs, evaluate, evaluate_run, predict_columns
+from dexter.evaluation.plots import save_dial_plot
+from dexter.evaluation.records import read_misses
+from dexter.evaluation.runs import compare_runs, dial_curve, evaluate, evaluate_run, predict_columns
+from dexter.model.model import Model
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,20 @@ def test_the_record_tells_all(trained, world, tmp_path):
     assert record["intervals"]["P@1"]["low"] <= record["metrics"]["P@1"] <= record["intervals"]["P@1"]["high"]
 
 
+def test_every_test_text_is_encoded_once(trained, world, tmp_path, monkeypatch):
+    """The misses come from the predictions that were scored."""
+    encoded, encode = [], Model.encode_queries
+    monkeypatch.setattr(Model, "encode_queries", lambda self, texts: (encoded.extend(texts), encode(self, texts))[1])
+    evaluate_run(trained, world, record=tmp_path / "record.json")
+    assert sorted(encoded) == sorted(world.test.texts)
+    ranked = Predictor.load(trained).predict(world.test.texts, k=5)
+    missed = {(miss.label, miss.text) for miss in read_misses(tmp_path / "record.misses.jsonl")}
+    assert missed
+    for row, (text, labels) in enumerate(zip(world.test.texts, ranked, strict=True)):
+        found = {world.label_ids[c] for c in world.test.relevance[row].indices} & {label.id for label in labels}
+        assert not missed & {(label_id, text) for label_id in found}
+
+
 def test_runs_are_compared_on_the_same_queries(trained, other, world):
     found = compare_runs([other, trained], world, num_resamples=200)
     better = evaluate(trained, world, ks=(1,), num_resamples=0).metrics["P@1"]
@@ -135,3 +152,26 @@ def test_reports_and_baselines_need_no_torch():
     code = "import sys, dexter.evaluation; print('torch' in sys.modules, callable(dexter.evaluation.evaluate))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_each_point_is_an_evaluation(trained, world):
+    curve = dial_curve(Predictor.load(trained, neighbours=False), world, dials=(0.0, 0.5))
+    assert list(curve.points) == [0.0, 0.5, 1.0]
+    assert curve.current == 1.0
+    for dial, metrics in curve.points.items():
+        expected = evaluate(Predictor.load(trained, neighbours=False, dial=dial), world, ks=(1, 3, 5), num_resamples=0)
+        assert metrics == pytest.approx(expected.metrics, nan_ok=True)
+    lines = curve.render().splitlines()
+    assert lines[0].split() == ["dial", "P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5"]
+    assert [line.split()[0] for line in lines[1:]] == ["0", "0.5", "1*"]
+
+
+def test_a_curve_is_drawn(trained, world, tmp_path):
+    pytest.importorskip("matplotlib")
+    save_dial_plot(dial_curve(Predictor.load(trained), world).points, tmp_path / "dial.png")
+    assert (tmp_path / "dial.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_values_no_curve(trained, world):
+    with pytest.raises(UsageError, match="at least one value"):
+        dial_curve(Predictor.load(trained), world, dials=())

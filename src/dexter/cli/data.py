@@ -54,7 +54,7 @@ def data_check(
     Example: dexter data check data/pydocs
     """
     from dexter.data.check import check
-    from dexter.data.plots import save_zipf_plot
+    from dexter.evaluation.plots import save_zipf_plot
 
     dataset = load(path, on_error, text_column, label_column, label_separator)
     report = check(dataset, folder=Path(path) if Path(path).exists() else None)

@@ -18,8 +18,8 @@ from dexter.errors import require
 from dexter.evaluation.baselines import TfidfNeighbours, popularity
 from dexter.evaluation.page import collect_examples, save_page
 from dexter.evaluation.plots import save_comparison_plot
-from dexter.evaluation.reports import Report, score_report
-from dexter.evaluation.runs import DEFAULT_KS, TABLE_COLUMNS, predict_columns, test_split
+from dexter.evaluation.report import Report, score_report, test_split
+from dexter.evaluation.runs import DEFAULT_KS, TABLE_COLUMNS, predict_columns
 from dexter.evaluation.tables import render_table
 from dexter.metrics import overfetch, remove_filtered
 from dexter.predict.predictor import Predictor

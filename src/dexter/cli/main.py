@@ -257,6 +257,7 @@ def evaluate(
     """
     from dexter.evaluation.runs import TABLE_COLUMNS, evaluate_run
     from dexter.evaluation.tables import describe_calibration, render_table
+    from dexter.training.distributed import joined
 
     dataset = load(data, on_error, text_column, label_column, label_separator)
     if unseen is not None:
@@ -269,18 +270,20 @@ def evaluate(
             run, dataset, _head(head), neighbours, _propensity(propensity), plot, _runtime(runtime), as_json=as_json
         )
         return
-    result = evaluate_run(
-        run,
-        dataset,
-        head=_head(head),
-        neighbours=neighbours,
-        dial=dial,
-        ks=k or None,
-        propensity=_propensity(propensity),
-        record=record,
-        index=_exact(index),
-        runtime=_runtime(runtime),
-    )
+    with joined() as processes:
+        result = evaluate_run(
+            run,
+            dataset,
+            head=_head(head),
+            neighbours=neighbours,
+            dial=dial,
+            ks=k or None,
+            propensity=_propensity(propensity),
+            record=record,
+            index=_exact(index),
+            runtime=_runtime(runtime),
+            processes=processes,
+        )
     if not read_launch().is_first:
         return
     if as_json:
@@ -528,13 +531,14 @@ def _evaluate_dial(
     *,
     as_json: bool,
 ) -> None:
-    from dexter.evaluation.dial import dial_curve
+    from dexter.evaluation.plots import save_dial_plot
+    from dexter.evaluation.runs import dial_curve
     from dexter.predict.predictor import Predictor
 
     predictor = Predictor.load(run, head=head, neighbours=neighbours, runtime=runtime)
     curve = dial_curve(predictor, dataset, propensity=propensity)
     if plot is not None:
-        curve.save_plot(plot)
+        save_dial_plot(curve.points, plot)
     if as_json:
         echo_json({f"{dial:g}": metrics for dial, metrics in curve.points.items()})
     else:

@@ -1,28 +1,26 @@
-"""What an evaluation finds and how it is shown: bands, intervals, reports, records, tables, plots and a page.
+"""Evaluation: reports with bands and intervals, result records, tables, plots and a page.
 
-`evaluate` needs a trained model and with it torch; it is imported on first use, all else is light.
+`evaluate` needs a trained model and with it torch; it is imported on first use, everything else is light.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dexter.evaluation.bands import Band, score_bands
 from dexter.evaluation.baselines import TfidfNeighbours, popularity
 from dexter.evaluation.intervals import Interval, bootstrap, paired_bootstrap
-from dexter.evaluation.page import Example, collect_examples, save_page
+from dexter.evaluation.page import ExampleQuery, collect_examples, save_page
 from dexter.evaluation.plots import save_comparison_plot
 from dexter.evaluation.records import make_record, write_record
-from dexter.evaluation.reports import Comparison, Report, compare, score_report
+from dexter.evaluation.report import Comparison, Report, compare, score_report, test_split
 from dexter.evaluation.tables import render_comparison, render_table
 
 if TYPE_CHECKING:
     from dexter.evaluation.runs import evaluate
 
 __all__ = [
-    "Band",
     "Comparison",
-    "Example",
+    "ExampleQuery",
     "Interval",
     "Report",
     "TfidfNeighbours",
@@ -37,8 +35,8 @@ __all__ = [
     "render_table",
     "save_comparison_plot",
     "save_page",
-    "score_bands",
     "score_report",
+    "test_split",
     "write_record",
 ]
 

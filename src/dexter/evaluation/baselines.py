@@ -1,4 +1,4 @@
-"""Two honest baselines for every model to beat: the most common labels, and the labels of similar training texts."""
+"""Two baselines for every model to beat: the most common labels, and the labels of similar training texts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset
 from dexter.errors import DataError, UsageError, require
+from dexter.evaluation.report import test_split
 from dexter.types import TopK
 
 _BLOCK_SIMILARITIES = 1 << 23
 """Similarities held at a time: 32 MB."""
 
 
-def popularity(dataset: Dataset, k: int, *, num_queries: int | None = None) -> TopK:
-    """The k most common training labels, the same for every query; ties go to the lower label number.
-
-    Without `num_queries` there is one row per test query.
-    """
-    if num_queries is None:
-        if dataset.test is None:
-            raise DataError(f"data set {dataset.name!r} has no test split: say for how many queries to predict")
-        num_queries = len(dataset.test)
+def popularity(dataset: Dataset, k: int) -> TopK:
+    """Return the k most common training labels for every test query; ties go to the lower label number."""
+    num_queries = len(test_split(dataset))
     order = np.argsort(-dataset.label_counts, kind="stable")[: _checked_k(k)]
     ids = np.full((num_queries, k), -1, dtype=np.int64)
     scores = np.full((num_queries, k), -np.inf, dtype=np.float32)
@@ -45,7 +40,7 @@ class TfidfNeighbours:
     relevance: csr_matrix
     """Training queries x labels, 1 for a relevant pair."""
     num_neighbours: int
-    """How many of the most similar training queries vote."""
+    """Number of the most similar training queries that vote."""
     power: float
     """Exponent of the similarity in a vote."""
 
@@ -72,7 +67,7 @@ class TfidfNeighbours:
         return cls(vectorizer, vectors.T.tocsr(), ones, min(num_neighbours, len(texts)), power)
 
     def predict(self, texts: Sequence[str], k: int) -> TopK:
-        """The k labels with the most votes for each text; -1 where fewer labels than k were voted for."""
+        """Return the k labels with the most votes for each text; -1 where fewer labels got votes."""
         _checked_k(k)
         if not len(texts):
             return TopK(np.zeros((0, k), dtype=np.int64), np.zeros((0, k), dtype=np.float32))
@@ -94,7 +89,7 @@ class TfidfNeighbours:
 
 
 def top_of_rows(scores: csr_matrix, k: int) -> TopK:
-    """The k largest stored values of each row, largest first, ties to the lower column."""
+    """Return the k largest stored values of each row, largest first, ties to the lower column."""
     num_rows = scores.shape[0]
     rows = np.repeat(np.arange(num_rows), np.diff(scores.indptr))
     order = np.lexsort((scores.indices, -scores.data, rows))
@@ -108,7 +103,7 @@ def top_of_rows(scores: csr_matrix, k: int) -> TopK:
 
 
 def _checked_k(k: int) -> int:
-    """The number of places, or an error."""
+    """Return k, or raise where it is below 1."""
     if k < 1:
         raise UsageError(f"the number of labels to predict is {k}: expected 1 or more")
     return k

@@ -21,8 +21,8 @@ from dexter.encoders.onnx_folder import METRICS, ExportFacts, Loss, export_folde
 from dexter.encoders.onnx_graph import export_graph, quantize_graph
 from dexter.encoders.onnx_runtime import OnnxEncoder
 from dexter.errors import ModelError, UsageError
-from dexter.evaluation.reports import compare
-from dexter.evaluation.runs import predict_columns, test_split
+from dexter.evaluation.report import compare, test_split
+from dexter.evaluation.runs import predict_columns
 from dexter.metrics import overfetch
 from dexter.model.model import Model
 from dexter.model.store import encoder_fingerprint, model_folder

@@ -1,8 +1,8 @@
-"""How sure a figure is: bootstrap intervals over queries, of one system and of the difference of two.
+"""Bootstrap intervals over queries, of one system's metrics and of the differences of two systems.
 
-The queries are drawn again with replacement as many times as asked, and each metric is recomputed from the weights
-"how often was this query drawn". Two systems share the draws (the comparison is paired), so what makes a query hard for
-both cancels out of their difference.
+The queries are drawn again with replacement `num_resamples` times, and each metric is recomputed with each query
+weighted by how often it was drawn. Two systems share the draws (the comparison is paired), so what makes a query hard
+for both cancels out of their difference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK_WEIGHTS = 1 << 22
 
 @dataclass(frozen=True)
 class Interval:
-    """A value in percent with the interval it is expected to lie in."""
+    """A value in percent with its confidence interval."""
 
     value: float
     low: float
@@ -36,7 +36,7 @@ class Interval:
 def bootstrap(
     values: Mapping[str, Ratio], *, num_resamples: int = 1000, confidence: float = 0.95, seed: int = 0
 ) -> dict[str, Interval]:
-    """Percentile intervals of each metric of one system."""
+    """Return percentile intervals of each metric of one system."""
     return _intervals([values], num_resamples=num_resamples, confidence=confidence, seed=seed)
 
 
@@ -48,14 +48,14 @@ def paired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """Percentile intervals of each metric's difference, `after - before`, over the same queries."""
+    """Return percentile intervals of each metric's difference, `after - before`, over the same queries."""
     return _intervals([before, after], num_resamples=num_resamples, confidence=confidence, seed=seed)
 
 
 def _intervals(
     systems: list[Mapping[str, Ratio]], *, num_resamples: int, confidence: float, seed: int
 ) -> dict[str, Interval]:
-    """Intervals of the last system's metrics, minus the first's when there are two."""
+    """Return intervals of the last system's metrics, minus the first's when there are two."""
     if num_resamples < 1 or not 0.0 < confidence < 1.0:
         raise UsageError(
             f"got {num_resamples} resamples and confidence {confidence}: expected 1 or more and a share between 0 and 1"
@@ -82,12 +82,12 @@ def _intervals(
 
 
 def _stack(system: Mapping[str, Ratio], names: list[str], part: str) -> np.ndarray:
-    """Numerators or denominators of the named metrics, queries x metrics."""
+    """Return numerators or denominators of the named metrics, queries x metrics."""
     return np.stack([getattr(system[name], part) for name in names], axis=1)
 
 
 def _draw(generator: np.random.Generator, num_resamples: int, num_queries: int) -> np.ndarray:
-    """How often each query is drawn in each resample, resamples x queries."""
+    """Return how often each query is drawn in each resample, resamples x queries."""
     draws = [
         np.bincount(generator.integers(0, num_queries, num_queries), minlength=num_queries)
         if num_queries
@@ -98,14 +98,14 @@ def _draw(generator: np.random.Generator, num_resamples: int, num_queries: int) 
 
 
 def _difference(tables: list[tuple[np.ndarray, np.ndarray]], weights: np.ndarray) -> np.ndarray:
-    """The metrics in percent under each row of weights, resamples x metrics; last minus first where there are two."""
+    """Return the metrics in percent for each row of weights, resamples x metrics; last minus first of two systems."""
     with np.errstate(invalid="ignore", divide="ignore"):
         values = [100.0 * (weights @ numerators) / (weights @ denominators) for numerators, denominators in tables]
     return np.asarray(values[-1] - values[0] if len(values) > 1 else values[0])
 
 
 def _quantiles(draws: np.ndarray, shares: tuple[float, float]) -> tuple[float, float]:
-    """Quantiles of the draws in which the metric was defined; NaN when it never was."""
+    """Return quantiles of the draws in which the metric was defined; NaN when it never was."""
     defined = draws[np.isfinite(draws)]
     if not len(defined):
         return float("nan"), float("nan")

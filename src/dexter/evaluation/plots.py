@@ -1,4 +1,4 @@
-"""A picture of several systems: precision, propensity-scored precision, and recall by label frequency."""
+"""PNG plots: systems side by side, the curve of the frequency dial, and label frequency by rank (Zipf)."""
 
 from __future__ import annotations
 
@@ -9,33 +9,31 @@ from typing import Any
 import numpy as np
 
 from dexter.errors import UsageError, require
-from dexter.evaluation.reports import Report
+from dexter.evaluation.report import Report
 from dexter.evaluation.tables import printable
 from dexter.files import atomic_path
+from dexter.types import BANDS
 
 COLOURS = ("#4c6a92", "#c8833a", "#5b9279", "#a35d6a", "#7d6b9d", "#8a8a8a")
-"""One per system, in order, told apart also by readers who confuse red and green; repeated beyond the last."""
-
-
-DEEPEST = 10
+"""One per system, in order, distinct also for readers who confuse red and green; repeated beyond the last."""
+MAX_DRAWN_K = 10
 """The largest cut-off that is drawn: beyond it P falls towards zero whatever the system."""
 
 
 def chart_groups(reports: Mapping[str, Report]) -> dict[str, dict[str, list[float]]]:
-    """What is drawn: panel title -> bar group -> one value per system. Groups without a value are left out."""
+    """Return what is drawn: panel title -> bar group -> one value per system. Groups without a value are left out."""
     if not reports:
         raise UsageError("there is no report to draw: pass at least one")
     ks = sorted(set.intersection(*(set(report.settings["ks"]) for report in reports.values())))
     if not ks:
         raise UsageError("the reports share no cut-off: score them with a common k")
-    ks = [k for k in ks if k <= DEEPEST] or ks[:1]
-    deepest = f"R@{ks[-1]}"
+    ks = [k for k in ks if k <= MAX_DRAWN_K] or ks[:1]
+    recall = f"R@{ks[-1]}"
     panels = {
         "Precision": {f"P@{k}": [r.metrics[f"P@{k}"] for r in reports.values()] for k in ks},
         "Propensity-scored precision": {f"PSP@{k}": [r.metrics[f"PSP@{k}"] for r in reports.values()] for k in ks},
-        f"Recall by label frequency, {deepest}": {
-            band: [report.by_frequency[band][deepest] for report in reports.values()]
-            for band in ("frequent", "torso", "tail", "unseen")
+        f"Recall by label frequency, {recall}": {
+            band: [report.by_frequency[band][recall] for report in reports.values()] for band in BANDS
         },
     }
     return {
@@ -45,21 +43,64 @@ def chart_groups(reports: Mapping[str, Report]) -> dict[str, dict[str, list[floa
 
 
 def save_comparison_plot(reports: Mapping[str, Report], path: str | Path) -> None:
-    """Write a PNG with three panels of grouped bars, one colour per system."""
-    figure_module = require("matplotlib.figure", extra="data", purpose="drawing a plot")
+    """Draw three panels of grouped bars, one colour per system."""
     panels = chart_groups(reports)
-    figure = figure_module.Figure(figsize=(12.0, 3.9), dpi=150, layout="constrained", facecolor="white")
+    figure = _new_figure(12.0, 3.9)
     for axes, (title, groups) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
         _draw_panel(axes, title, groups, list(reports))
     handles, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 6), frameon=False)
     figure.axes[0].set_ylabel("percent")
+    _save(figure, path)
+
+
+def save_dial_plot(points: Mapping[float, Mapping[str, float]], path: str | Path) -> None:
+    """Draw P@k against PSP@k: a line for each cut-off, a dot for each value of the dial.
+
+    `points` are the metrics in percent by value of the dial.
+    """
+    figure = _new_figure(6.4, 4.4)
+    axes = figure.subplots()
+    for name in (name for name in next(iter(points.values())) if name.startswith("P@")):
+        across = [metrics[f"PS{name}"] for metrics in points.values()]
+        up = [metrics[name] for metrics in points.values()]
+        axes.plot(across, up, marker="o", markersize=4, label=f"k = {name.partition('@')[2]}")
+        for x, y, dial in zip(across, up, points, strict=True):
+            axes.annotate(f"{dial:g}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
+    axes.set(xlabel="PSP@k (rare labels count more)", ylabel="P@k", title="The frequency dial, 0 to 1")
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def save_zipf_plot(label_counts: np.ndarray, path: str | Path, *, title: str) -> None:
+    """Draw the number of training queries of each label by its rank, both axes logarithmic, with the bands."""
+    frequencies = np.sort(label_counts[label_counts > 0])[::-1]
+    figure = _new_figure(6.0, 4.0)
+    axes = figure.subplots()
+    axes.loglog(np.arange(1, len(frequencies) + 1), frequencies, linewidth=1.5)
+    for name, (least, _) in BANDS.items():
+        if least > 0:
+            axes.axhline(least, color="0.8", linewidth=0.8)
+            axes.annotate(name, (1, least), xytext=(2, 3), textcoords="offset points", color="0.4")
+    axes.set(xlabel="label rank", ylabel="training queries", title=f"{title}: {len(frequencies):,} labels")
+    _save(figure, path)
+
+
+def _new_figure(width: float, height: float) -> Any:
+    """Return an empty figure of a size in inches."""
+    figure_module = require("matplotlib.figure", extra="data", purpose="drawing a plot")
+    return figure_module.Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    """Write a figure as a PNG, whole or not at all."""
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png")
 
 
 def _draw_panel(axes: Any, title: str, groups: Mapping[str, Sequence[float]], names: Sequence[str]) -> None:
-    """Grouped bars with their values above them."""
+    """Draw grouped bars with their values above them."""
     width = 0.8 / len(names)
     places = np.arange(len(groups))
     table = np.array(list(groups.values()), dtype=np.float64).reshape(len(groups), len(names))

@@ -1,29 +1,41 @@
-"""Result records: one JSON file per evaluation with all that is needed to trust the figures and to repeat them."""
+"""What an evaluation writes to disk: the result record, and a sample of the misses.
+
+A result record is one JSON file with all that is needed to trust the figures and to repeat them. The misses are JSON
+lines beside it: for every label a few test texts that have the label and did not get it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import math
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset
-from dexter.errors import UsageError
-from dexter.evaluation.reports import Report
-from dexter.files import write_json
+from dexter.evaluation.report import Report, test_split
+from dexter.files import write_json, write_text
 
 RECORD_VERSION = 1
+MISSED_PLACES = 5
+"""A label that is not among the first 5 predictions is missed."""
+MISSED_TEXTS = 10_000
+"""Number of test texts whose misses are collected."""
+_MISSES_PER_LABEL = 5
+_EXCERPT = 300
 _PACKAGES = (
     "dexter-xmc",
     "numpy",
@@ -41,7 +53,6 @@ def make_record(
     report: Report,
     dataset: Dataset,
     *,
-    split: str = "test",
     model_hash: str | None = None,
     encoder: str | None = None,
     head: str | None = None,
@@ -52,37 +63,30 @@ def make_record(
     seed: int | None = None,
     dtype: str | None = None,
     runtime: str | None = None,
-    batch_size: int | None = None,
-    max_length: int | None = None,
     device: str | None = None,
     wall_seconds: float | None = None,
     command: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Gather a result record; what is not known stays null.
+    """Return the result record of an evaluation on the test split; what is not known is null.
 
     Args:
         report: the figures.
-        dataset: the data they were computed on.
-        split: the split that was scored.
+        dataset: the data set whose test split was scored.
         model_hash: SHA-256 that identifies the model, such as that of its manifest.
-        encoder: the pretrained encoder and its revision.
-        head: what produced the scores, such as "de", "clf", "unified" or the name of a baseline.
+        encoder: kind of the encoder.
+        head: what produced the scores: a model head, or the name of a baseline.
         k: places that were fetched.
         index: the index type.
         index_recall: the index's measured recall against exact search.
-        scoring: what else the ranking depends on: neighbours, dial.
-        seed: of the training run.
-        dtype: of the encoder's weights.
-        runtime: what encoded the queries.
-        batch_size: of encoding.
-        max_length: tokens per text.
+        scoring: what else the ranking depends on: votes of neighbours, frequency dial.
+        seed: seed of the training run.
+        dtype: type of the encoder's weights.
+        runtime: what encoded the queries: torch or onnx.
         device: where the model ran.
         wall_seconds: how long the evaluation took.
         command: the command line; the process's own when not given.
     """
-    if split not in dataset.splits:
-        raise UsageError(f"data set {dataset.name!r} has no split {split!r}: it has {', '.join(dataset.splits)}")
-    scored = dataset.splits[split]
+    scored = test_split(dataset)
     record = {
         "record_version": RECORD_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -97,7 +101,7 @@ def make_record(
         "settings": report.settings,
         "data": {
             "name": dataset.name,
-            "split": split,
+            "split": "test",
             "num_labels": dataset.num_labels,
             "num_train": len(dataset.train),
             "source": dict(dataset.source),
@@ -112,8 +116,6 @@ def make_record(
             "seed": seed,
             "dtype": dtype,
             "runtime": runtime,
-            "batch_size": batch_size,
-            "max_length": max_length,
         },
         "search": {"k": k, "index": index, "recall": index_recall},
         "scoring": None if scoring is None else dict(scoring),
@@ -130,8 +132,55 @@ def write_record(path: str | Path, record: Mapping[str, Any]) -> None:
     write_json(path, json_values(dict(record)))
 
 
+@dataclass(frozen=True)
+class Miss:
+    """A text, a label that it has, and the labels that were predicted instead; labels by id."""
+
+    label: str
+    text: str
+    """Its first 300 characters."""
+    got: Sequence[str]
+
+
+def find_misses(
+    top_ids_NK: NDArray[np.int64], texts: Sequence[str], relevance: csr_matrix, label_ids: Sequence[str]
+) -> Iterator[Miss]:
+    """Yield the first few misses of each label, in the order of the texts.
+
+    Args:
+        top_ids_NK: the first predictions of each text, as columns of `relevance`; -1 for none.
+        texts: one per row.
+        relevance: texts x labels.
+        label_ids: the labels' ids, by column.
+    """
+    seen: Counter[int] = Counter()
+    for row, (text, top_ids) in enumerate(zip(texts, top_ids_NK, strict=True)):
+        start, end = relevance.indptr[row : row + 2]
+        relevant = relevance.indices[start:end][relevance.data[start:end] != 0]
+        for label in np.setdiff1d(relevant, top_ids).tolist():
+            seen[label] += 1
+            if seen[label] <= _MISSES_PER_LABEL:
+                yield Miss(label_ids[label], text[:_EXCERPT], [label_ids[place] for place in top_ids if place >= 0])
+
+
+def write_misses(path: Path, misses: Iterable[Miss]) -> None:
+    """Write one JSON object per line."""
+    write_text(path, "".join(json.dumps(asdict(miss), ensure_ascii=False) + "\n" for miss in misses))
+
+
+def read_misses(path: Path) -> Iterator[Miss]:
+    """Yield what `write_misses` wrote; lines of another form are skipped."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                fields = json.loads(line)
+                yield Miss(str(fields["label"]), str(fields["text"]), [str(label) for label in fields["got"]])
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+
+
 def pairs_sha256(pairs: csr_matrix) -> str:
-    """A hash of which pairs a sparse matrix stores, whatever its values and integer types are."""
+    """Hash which pairs a sparse matrix stores, whatever its values and integer types."""
     digest = hashlib.sha256(f"{pairs.shape[0]} {pairs.shape[1]}\n".encode())
     canonical = pairs if pairs.has_canonical_format else pairs.copy()
     canonical.sum_duplicates()
@@ -141,7 +190,7 @@ def pairs_sha256(pairs: csr_matrix) -> str:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, machine and the commit of the source, as far as they are known."""
+    """Return versions, machine and the commit of the source, as far as they are known."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -153,7 +202,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit this source file is checked out at, or None where it is installed or git is absent."""
+    """Return the commit that this source file is checked out at, or None where it is installed or git is absent."""
     source = Path(__file__).resolve()
     # The file has to be tracked: an environment may lie inside somebody else's repository.
     if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
@@ -162,7 +211,7 @@ def git_commit() -> str | None:
 
 
 def peak_rss_bytes() -> int | None:
-    """The largest memory this process has held, or None where the system does not tell."""
+    """Return the peak resident memory of this process, or None where the system does not report it."""
     try:
         import resource
     except ImportError:
@@ -172,7 +221,7 @@ def peak_rss_bytes() -> int | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """The output of a git command, or None when it fails."""
+    """Return the output of a git command, or None when it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -181,7 +230,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _version(package: str) -> str | None:
-    """The installed version of a package, or None."""
+    """Return the installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -189,7 +238,7 @@ def _version(package: str) -> str | None:
 
 
 def json_values(value: Any) -> Any:
-    """The same nested value with plain numbers, and None in place of NaN and infinity, which JSON does not have."""
+    """Return a nested value with plain numbers, and None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, Mapping):
         return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

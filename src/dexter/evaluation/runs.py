@@ -1,4 +1,4 @@
-"""Trained runs on a data set's test queries: predictions, scored, recorded, and held against those of other runs."""
+"""Evaluate trained runs on the test queries of a data set: score, record, compare, and turn the frequency dial."""
 
 from __future__ import annotations
 
@@ -14,27 +14,37 @@ import torch
 from numpy.typing import NDArray
 
 from dexter.data import Dataset, Split
-from dexter.errors import DataError, ModelError, UsageError
-from dexter.evaluation.misses import MISSED_PLACES, MISSED_TEXTS, Miss, find_misses, write_misses
-from dexter.evaluation.records import json_values, make_record, write_record
-from dexter.evaluation.reports import Comparison, Report, compare, score_report
+from dexter.errors import ModelError, UsageError
+from dexter.evaluation.records import (
+    MISSED_PLACES,
+    MISSED_TEXTS,
+    Miss,
+    find_misses,
+    json_values,
+    make_record,
+    write_misses,
+    write_record,
+)
+from dexter.evaluation.report import Comparison, Report, compare, score_report, test_split
 from dexter.evaluation.tables import render_comparison, render_table
 from dexter.metrics import member_mask, overfetch, remove_filtered
 from dexter.predict.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
 from dexter.predict.predictor import Predictor, Runtime
-from dexter.training.distributed import ProcessGroup, joined
+from dexter.processes import Processes, SingleProcess
 from dexter.types import HeadName, TopK
 
 log = logging.getLogger("dexter")
 DEFAULT_KS = (1, 3, 5, 10, 100)
-"""The cut-offs, as far as the data set has labels enough."""
+"""The cut-offs, except those larger than the number of labels."""
 TABLE_COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "nDCG@5", "R@10", "R@100")
 """The metrics of the tables that are printed, where they were computed."""
+DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_DIAL_KS = (1, 3, 5)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A report and the record that says all about how it came about."""
+    """A report, and the result record that says how it was computed."""
 
     report: Report
     record: dict[str, Any]
@@ -42,20 +52,20 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Several runs on the same queries; each but the first is held against the first."""
+    """Several runs on the same queries; each but the first is compared with the first."""
 
     reports: Mapping[str, Report]
     differences: Mapping[str, Comparison]
 
     def render(self) -> str:
-        """A table of all runs, then one of differences with intervals for each run but the first."""
+        """Render a table of all runs, then one of differences with intervals for each run but the first."""
         first = next(iter(self.reports))
         parts = [render_table(self.reports)]
         parts += [render_comparison(found, (first, name)) for name, found in self.differences.items()]
         return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the comparison as plain values."""
         runs = {name: {"metrics": r.metrics, "by_frequency": r.by_frequency} for name, r in self.reports.items()}
         differences = {
             name: {metric: asdict(interval) for metric, interval in found.differences.items()}
@@ -66,6 +76,25 @@ class RunComparison:
         return dict(json_values({"runs": runs, "against": against, "differences": differences, "settings": settings}))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DialCurve:
+    """The metrics of one model at several values of the frequency dial."""
+
+    points: Mapping[float, Mapping[str, float]]
+    """Metrics in percent, by value of the dial."""
+    current: float
+    """The value that predictions use."""
+
+    def render(self) -> str:
+        """Render a table with a row for each value; * marks the one that predictions use."""
+        columns = [name for name in next(iter(self.points.values())) if name.startswith(("P@", "PSP@"))]
+        lines = ["dial " + "".join(f"{name:>8s}" for name in columns)]
+        for dial, metrics in self.points.items():
+            mark = "*" if dial == self.current else " "
+            lines.append(f"{dial:4g}{mark}" + "".join(f"{metrics[name]:8.2f}" for name in columns))
+        return "\n".join(lines)
+
+
 def evaluate(
     run: str | Path | Predictor,
     data: Dataset | str | Path,
@@ -74,31 +103,25 @@ def evaluate(
     propensity: tuple[float, float] = (0.55, 1.5),
     num_resamples: int = 1000,
     seed: int = 0,
-    processes: ProcessGroup | None = None,
+    processes: Processes | None = None,
 ) -> Report:
     """Score a run on a data set's test split; labels are matched by id, so their order may differ.
 
     Args:
         run: a run folder, or a predictor.
         data: a data set, or the path or name of one.
-        ks: the cut-offs; `DEFAULT_KS` as far as there are labels enough when not given.
+        ks: the cut-offs; if left out, those of `DEFAULT_KS` that the number of labels allows.
         propensity: the constants (a, b) of PSP.
         num_resamples: bootstrap resamples for the intervals; 0 leaves them out.
-        seed: of the resampling.
-        processes: each ranks the labels of its part of the queries, and all return the whole report.
+        seed: seed of the resampling.
+        processes: each process ranks the labels for its share of the queries, and all return the whole report.
     """
     from dexter.data.formats import load_dataset
 
     dataset = data if isinstance(data, Dataset) else load_dataset(data)
     predictor = run if isinstance(run, Predictor) else Predictor.load(run)
-    split = test_split(dataset)
-    ks = _cut_offs(ks, dataset)
-    found = predict_split(predictor, split, max(*ks, FITTED_PLACES), processes=processes)
-    columns_NK = as_columns(predictor, dataset, found.ids)
-    report = score_report(
-        columns_NK, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=num_resamples, seed=seed
-    )
-    return replace(report, calibration=calibration_errors(predictor, split, found, columns_NK))
+    settings: dict[str, Any] = {"propensity": propensity, "num_resamples": num_resamples, "seed": seed}
+    return _rank_and_score(predictor, dataset, ks, processes, **settings)[0]
 
 
 def evaluate_run(
@@ -113,13 +136,16 @@ def evaluate_run(
     record: Path | None = None,
     index: Literal["exact"] | None = None,
     runtime: Runtime = "torch",
+    processes: Processes | None = None,
 ) -> Evaluation:
-    """Evaluate, and write the result record (below the run folder unless another path is given)."""
+    """Evaluate a run, and write the result record and the misses beside it.
+
+    Without `record` they are written below the run folder. Of several processes the first writes.
+    """
     started = time.monotonic()
     predictor = Predictor.load(run, head=head, neighbours=neighbours, dial=dial, index=index, runtime=runtime)
     exported = predictor.model.query_encoder
-    with joined() as processes:
-        report = evaluate(predictor, dataset, ks=ks, propensity=propensity, processes=processes)
+    report, columns_NK = _rank_and_score(predictor, dataset, ks, processes, propensity=propensity)
     described = make_record(
         report,
         dataset,
@@ -137,19 +163,11 @@ def evaluate_run(
         wall_seconds=time.monotonic() - started,
     )
     path = record or run / "results" / f"{dataset.name}-test-{predictor.head}.json"
-    if processes.is_first:
+    if processes is None or processes.rank == 0:
         write_record(path, described)
-        write_misses(path.with_suffix(".misses.jsonl"), _misses(predictor, dataset))
+        write_misses(path.with_suffix(".misses.jsonl"), _find_test_misses(dataset, columns_NK))
         log.info("result record: %s", path)
     return Evaluation(report, described)
-
-
-def _misses(predictor: Predictor, dataset: Dataset) -> Iterator[Miss]:
-    split = test_split(dataset)
-    split = split.select(np.arange(min(len(split), MISSED_TEXTS)))
-    columns_NK = predict_columns(predictor, dataset, split, MISSED_PLACES)
-    kept_NK = remove_filtered(columns_NK, np.zeros(columns_NK.shape), split.filtered, MISSED_PLACES).ids
-    return find_misses(kept_NK, split.texts, split.relevance, dataset.label_ids)
 
 
 def compare_runs(
@@ -161,98 +179,134 @@ def compare_runs(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> RunComparison:
-    """Score every run on the same queries, with the differences of each run from the first and their intervals."""
+    """Score every run on the same queries, and compare each but the first with the first."""
     names = [str(run) for run in runs]
     if len(set(names)) < 2 or len(set(names)) < len(names):
         raise UsageError(f"compare needs two different runs or more, got {', '.join(names) or 'none'}")
-    split, ks = test_split(dataset), _cut_offs(ks or (1, 3, 5), dataset)
+    split, ks = test_split(dataset), _choose_ks(ks or (1, 3, 5), dataset)
     relevance = dataset.train.relevance
+    settings: dict[str, Any] = {"ks": ks, "propensity": propensity}
     tops = {str(run): predict_columns(Predictor.load(run), dataset, split, max(ks)) for run in runs}
     reports = {
-        name: score_report(top_ids, split, relevance, ks=ks, propensity=propensity, num_resamples=0)
-        for name, top_ids in tops.items()
+        name: score_report(top_ids, split, relevance, num_resamples=0, **settings) for name, top_ids in tops.items()
     }
-    first_ids = tops[names[0]]
     differences = {
-        name: compare(
-            first_ids,
-            tops[name],
-            split,
-            relevance,
-            ks=ks,
-            propensity=propensity,
-            num_resamples=num_resamples,
-            seed=seed,
-        )
+        name: compare(tops[names[0]], tops[name], split, relevance, num_resamples=num_resamples, seed=seed, **settings)
         for name in names[1:]
     }
     return RunComparison(reports, differences)
 
 
-def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int) -> NDArray[np.int64]:
-    """The best labels of a split's queries, as the data set's columns; -1 for a label the data set does not have."""
-    return as_columns(predictor, dataset, predict_split(predictor, split, k).ids)
+def dial_curve(
+    predictor: Predictor,
+    dataset: Dataset,
+    *,
+    dials: Sequence[float] = DIALS,
+    propensity: tuple[float, float] = (0.55, 1.5),
+) -> DialCurve:
+    """Score the test split at several values of the frequency dial; the texts are encoded once.
 
-
-def predict_split(predictor: Predictor, split: Split, k: int, *, processes: ProcessGroup | None = None) -> TopK:
-    """The best labels of a split's queries, as the predictor's positions; each process of several ranks its part.
-
-    Where the split has filter pairs there are so many places more than k that k are left when they are removed.
+    Args:
+        predictor: gives the model, the head and whether neighbours vote.
+        dataset: the data set whose test split is scored.
+        dials: the values; the predictor's own is added.
+        propensity: the constants (a, b) of PSP.
     """
-    processes = processes or ProcessGroup()
-    found = predictor.top(split.texts[processes.part(len(split))], k + overfetch(split.filtered))
+    if not dials:
+        raise UsageError("a dial curve needs at least one value of the dial")
+    split = test_split(dataset)
+    ks = [k for k in _DIAL_KS if k <= dataset.num_labels]
+    model = predictor.model
+    representations_ND = model.encode_queries(split.texts)
+    points = {}
+    for dial in sorted({*dials, predictor.dial}):
+        turned = Predictor(model, head=predictor.head, neighbours=predictor.uses_neighbours, dial=dial)
+        found = turned.top_encoded(representations_ND, max(ks) + overfetch(split.filtered))
+        columns_NK = as_columns(turned, dataset, found.ids)
+        report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=0)
+        points[dial] = report.metrics
+    return DialCurve(points=points, current=predictor.dial)
+
+
+def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int) -> NDArray[np.int64]:
+    """Return the best labels of a split's queries as columns of the data set; -1 for labels it does not have.
+
+    Where the split has filter pairs, enough places more than k are returned that k are left after their removal.
+    """
+    return as_columns(predictor, dataset, _predict_split(predictor, split, k).ids)
+
+
+def as_columns(predictor: Predictor, dataset: Dataset, ids_NK: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Turn positions among the predictor's labels into columns of the data set; -1 for labels it does not have."""
+    columns = {label_id: column for column, label_id in enumerate(dataset.label_ids)}
+    column_of_label = np.array([columns.get(label_id, -1) for label_id in predictor.labels.ids], dtype=np.int64)
+    num_missing = int((column_of_label < 0).sum())
+    if num_missing == len(column_of_label):
+        raise ModelError(
+            f"none of the model's {len(column_of_label):,} label ids is in {dataset.name} (the model has "
+            f"{predictor.labels.ids[0]!r}, the data set {dataset.label_ids[0]!r}): evaluate on data that shares labels"
+        )
+    if num_missing:
+        log.warning("%d of the model's labels are not in %s: predicting one is a miss", num_missing, dataset.name)
+    columns_NK: NDArray[np.int64] = np.append(column_of_label, -1)[ids_NK]
+    return columns_NK
+
+
+def _rank_and_score(
+    predictor: Predictor, dataset: Dataset, ks: Sequence[int] | None, processes: Processes | None, **settings: Any
+) -> tuple[Report, NDArray[np.int64]]:
+    """Return the report on the test split, and the predictions as columns of the data set."""
+    split = test_split(dataset)
+    ks = _choose_ks(ks, dataset)
+    found = _predict_split(predictor, split, max(*ks, FITTED_PLACES), processes=processes)
+    columns_NK = as_columns(predictor, dataset, found.ids)
+    report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, **settings)
+    return replace(report, calibration=_calibration_errors(predictor, split, found, columns_NK)), columns_NK
+
+
+def _predict_split(predictor: Predictor, split: Split, k: int, *, processes: Processes | None = None) -> TopK:
+    """Return the best labels of a split's queries; each of several processes ranks a share of the queries."""
+    processes = processes or SingleProcess()
+    start, stop = (len(split) * end // processes.size for end in (processes.rank, processes.rank + 1))
+    found = predictor.top(split.texts[start:stop], k + overfetch(split.filtered))
     if processes.size == 1:
         return found
     ids, scores = (processes.concatenate(torch.from_numpy(values)).numpy() for values in (found.ids, found.scores))
     return TopK(ids, scores)
 
 
-def as_columns(predictor: Predictor, dataset: Dataset, ids_NK: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Positions among the predictor's labels as the data set's columns; -1 for a label the data set does not have."""
-    columns = {label_id: column for column, label_id in enumerate(dataset.label_ids)}
-    places = np.array([columns.get(label_id, -1) for label_id in predictor.labels.ids], dtype=np.int64)
-    num_strange = int((places < 0).sum())
-    if num_strange == len(places):
-        raise ModelError(
-            f"none of the model's {len(places):,} label ids is in {dataset.name} (the model has "
-            f"{predictor.labels.ids[0]!r}, the data set {dataset.label_ids[0]!r}): evaluate on data that shares labels"
-        )
-    if num_strange:
-        log.warning("%d of the model's labels are not in %s: predicting one is a miss", num_strange, dataset.name)
-    columns_NK: NDArray[np.int64] = np.append(places, -1)[ids_NK]
-    return columns_NK
+def _find_test_misses(dataset: Dataset, columns_NK: NDArray[np.int64]) -> Iterator[Miss]:
+    """Yield the misses of the first test queries, from predictions with places to spare for the filter pairs."""
+    split = test_split(dataset)
+    split = split.select(np.arange(min(len(split), MISSED_TEXTS)))
+    columns_NK = columns_NK[: len(split)]
+    kept_NK = remove_filtered(columns_NK, np.zeros(columns_NK.shape), split.filtered, MISSED_PLACES).ids
+    return find_misses(kept_NK, split.texts, split.relevance, dataset.label_ids)
 
 
-def calibration_errors(
+def _calibration_errors(
     predictor: Predictor, split: Split, found: TopK, columns_NK: NDArray[np.int64]
 ) -> dict[str, float]:
-    """Of the first places of each query: how far probabilities are from what is right, before and after calibration.
+    """Return the calibration error of each query's first predictions, before and after calibration.
 
-    Before is the softmax over the places found, at the temperature of training.
+    Before it, the probabilities are a softmax over the labels found, at the temperature of training.
     """
     calibration = predictor.calibration
     if calibration is None:
         return {}
     model = predictor.model
-    chances = {
+    probabilities = {
         "softmax": softmax(found.scores, model.head.temperature),
         "calibrated": calibration.probabilities(found, model.labels.counts),
     }
     errors = {}
-    for name, chances_NK in chances.items():
-        shown = remove_filtered(columns_NK, chances_NK, split.filtered, REPORTED_PLACES)
-        there = np.isfinite(shown.scores)
-        errors[name] = calibration_error(shown.scores[there], member_mask(shown.ids, split.relevance)[there])
+    for name, probabilities_NK in probabilities.items():
+        kept = remove_filtered(columns_NK, probabilities_NK, split.filtered, REPORTED_PLACES)
+        is_label = np.isfinite(kept.scores)
+        errors[name] = calibration_error(kept.scores[is_label], member_mask(kept.ids, split.relevance)[is_label])
     return errors
 
 
-def test_split(dataset: Dataset) -> Split:
-    """The test split, or an error that says how to get one."""
-    if dataset.test is None:
-        raise DataError(f"{dataset.name} has no test split: add one, or read the validation figures of the run")
-    return dataset.test
-
-
-def _cut_offs(ks: Sequence[int] | None, dataset: Dataset) -> list[int]:
-    """What was asked for; by default the usual ones that the data set has labels enough for."""
+def _choose_ks(ks: Sequence[int] | None, dataset: Dataset) -> list[int]:
+    """Return the given cut-offs, or the default ones that the number of labels allows."""
     return list(ks) if ks is not None else [k for k in DEFAULT_KS if k <= dataset.num_labels] or [1]

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from dexter.errors import UsageError
-from dexter.evaluation.reports import Comparison, Report
+from dexter.evaluation.report import Comparison, Report
 
 BAND_TITLES = {"frequent": "frequent (> 100)", "torso": "torso (10-100)", "tail": "tail (1-9)", "unseen": "unseen (0)"}
 """How tables name the bands: the range is the number of training queries of a label."""
 
 
+class TableRow(NamedTuple):
+    """One row of a table of reports."""
+
+    system: str
+    band: str | None
+    """None for the row over all labels."""
+    num_queries: int
+    values: list[float]
+    """One per column, in percent."""
+
+
 def default_columns(reports: Mapping[str, Report]) -> tuple[str, ...]:
-    """P and PSP at every cut-off that all reports share, nDCG and R at the largest."""
+    """Return P and PSP at every cut-off that all reports share, nDCG and R at the largest."""
     shared = set.intersection(*(set(report.metrics) for report in reports.values())) if reports else set()
     ks = sorted(int(name.removeprefix("P@")) for name in shared if name.startswith("P@"))
     wanted = [f"{metric}@{k}" for metric in ("P", "PSP") for k in ks] + [
@@ -22,26 +34,26 @@ def default_columns(reports: Mapping[str, Report]) -> tuple[str, ...]:
     return tuple(name for name in wanted if name in shared)
 
 
-def table_rows(reports: Mapping[str, Report], columns: Sequence[str]) -> list[tuple[str, str | None, int, list[float]]]:
-    """One row per system and, below it, per band: (system, band or None, number of queries, values).
+def table_rows(reports: Mapping[str, Report], columns: Sequence[str]) -> list[TableRow]:
+    """Return one row per system and, below it, one per band.
 
-    A band that no query of any report has a label in is left out.
+    A band is left out where no query of any report has one of its labels.
     """
     bands = [band for band in BAND_TITLES if any(report.band_sizes[band]["queries"] for report in reports.values())]
-    rows: list[tuple[str, str | None, int, list[float]]] = []
+    rows = []
     for name, report in reports.items():
         missing = [column for column in columns if column not in report.metrics]
         if missing:
             raise UsageError(f"report {name!r} has no {missing[0]}: it has {', '.join(report.metrics)}")
-        rows.append((name, None, report.num_queries, [report.metrics[column] for column in columns]))
+        rows.append(TableRow(name, None, report.num_queries, [report.metrics[column] for column in columns]))
         for band in bands:
             values = [report.by_frequency[band][column] for column in columns]
-            rows.append((name, band, report.band_sizes[band]["queries"], values))
+            rows.append(TableRow(name, band, report.band_sizes[band]["queries"], values))
     return rows
 
 
 def render_table(reports: Mapping[str, Report], columns: Sequence[str] | None = None) -> str:
-    """A table of several systems in percent, each with a row per label-frequency band."""
+    """Render a table of several systems in percent, each with a row per label-frequency band."""
     columns = default_columns(reports) if columns is None else tuple(columns)
     cells = [["", "queries", *columns]]
     for name, band, num_queries, values in table_rows(reports, columns):
@@ -51,7 +63,7 @@ def render_table(reports: Mapping[str, Report], columns: Sequence[str] | None = 
 
 
 def describe_calibration(report: Report) -> str:
-    """One line about the probabilities; empty where there are none."""
+    """Render the calibration errors as one line; empty where the run has no probabilities."""
     if not report.calibration:
         return ""
     before, after = (format_percent(report.calibration[name]) for name in ("softmax", "calibrated"))
@@ -59,7 +71,7 @@ def describe_calibration(report: Report) -> str:
 
 
 def render_comparison(comparison: Comparison, names: tuple[str, str] = ("before", "after")) -> str:
-    """A table of two systems' metrics, their differences and the differences' intervals; * marks more than chance."""
+    """Render two systems' metrics and the intervals of their differences; * marks an interval that excludes zero."""
     cells = [["", printable(names[0]), printable(names[1]), "difference", "interval", ""]]
     for metric, difference in comparison.differences.items():
         cells.append(
@@ -81,7 +93,7 @@ def render_comparison(comparison: Comparison, names: tuple[str, str] = ("before"
 
 
 def notes(reports: Mapping[str, Report]) -> list[str]:
-    """What a reader must know to read the figures, one line each."""
+    """Return what a reader must know about the figures, one line each."""
     lines = ["Percent. A band's row is over the queries that have a label of the band, and counts only such labels."]
     for name, report in reports.items():
         title = printable(name)
@@ -98,17 +110,17 @@ def notes(reports: Mapping[str, Report]) -> list[str]:
 
 
 def format_percent(value: float) -> str:
-    """Two decimals, or a dash for a value that is not defined."""
+    """Format with two decimals, or as a dash where the value is not defined."""
     return f"{value:.2f}" if math.isfinite(value) else "-"
 
 
 def format_signed(value: float) -> str:
-    """Two decimals with a sign, or a dash for a value that is not defined."""
+    """Format with a sign and two decimals, or as a dash where the value is not defined."""
     return f"{value:+.2f}" if math.isfinite(value) else "-"
 
 
 def _align(cells: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width: the first to the left, the others to the right, a rule below the first row."""
+    """Align columns: the first to the left, the others to the right, a rule below the first row."""
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "  ".join(
@@ -120,5 +132,5 @@ def _align(cells: Sequence[Sequence[str]]) -> str:
 
 
 def printable(name: str) -> str:
-    """A name without control characters, which could move the terminal's cursor."""
+    """Replace control characters in a name, which could move the terminal's cursor."""
     return "".join(character if character.isprintable() else "?" for character in name)

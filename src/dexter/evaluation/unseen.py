@@ -1,9 +1,8 @@
 """Labels that training never saw: hold some out, train the run's recipe without them, add them by their texts, score.
 
-This is what a dual encoder promises, and it takes a training run of its own: as long as the run's. It is kept below the
-run folder, so that the same question is answered at once the second time. The held-out labels leave the training data
-altogether, as labels and as pairs; a query without another label is left out of training. They then join the trained
-model as any new label does.
+It takes a training run as long as the run's own, which is kept below the run folder, so that a second call trains
+nothing. The held-out labels leave the training data altogether, as labels and as pairs; a query that has no other label
+is left out of training. They are then added to the trained model as any new label is.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
 from dexter.errors import DataError, UsageError
-from dexter.evaluation.reports import score_report
-from dexter.evaluation.runs import as_columns, test_split
+from dexter.evaluation.report import restrict_to_labels, score_report, test_split
+from dexter.evaluation.runs import as_columns
 from dexter.metrics import overfetch
 from dexter.predict.predictor import Predictor
 from dexter.training import train
@@ -33,7 +31,7 @@ _SHOWN = ("P@1", "P@3", "P@5", "R@10", "R@100")
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenReport:
-    """How held-out labels are found by queries that want them, with and without training on them."""
+    """How well queries find their held-out labels, with and without training on these labels."""
 
     share: float
     num_held_out: int
@@ -41,12 +39,12 @@ class UnseenReport:
     num_queries: int
     """Test queries with at least one held-out label."""
     alone: Mapping[str, Mapping[str, float]]
-    """Among the held-out labels only: metrics of `unseen` and of `trained`, the run that saw them."""
+    """Metrics of a ranking of the held-out labels only: of `unseen`, and of `trained`, the run that saw them."""
     among_all: Mapping[str, Mapping[str, float]]
-    """Among all labels; only held-out labels count as right."""
+    """Metrics of a ranking of all labels, in which only held-out labels count as right."""
 
     def render(self) -> str:
-        """A table."""
+        """Render a table."""
         lines = [
             f"{self.num_held_out:,} of {self.num_labels:,} labels held out; {self.num_queries:,} test queries want one",
             f"{'':34s}" + "".join(f"{name:>8s}" for name in self._columns),
@@ -57,12 +55,12 @@ class UnseenReport:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return the report as plain values."""
         return asdict(self)
 
     @property
     def _columns(self) -> list[str]:
-        """The metrics that every row has: cut-offs beyond the number of held-out labels are left out."""
+        """The metrics that every row has; cut-offs beyond the number of held-out labels are left out."""
         return [name for name in _SHOWN if all(name in row for row in (*self.alone.values(), *self.among_all.values()))]
 
 
@@ -72,38 +70,38 @@ def evaluate_unseen(run: str | Path, dataset: Dataset, *, share: float = 0.1, se
     Args:
         run: a finished run folder.
         dataset: the data it was trained on.
-        share: of the labels that are held out.
-        seed: which they are.
+        share: share of the labels that are held out.
+        seed: selects which labels.
     """
     if not 0.0 < share < 1.0:
         raise UsageError(f"the share of labels to hold out is {share}: expected a number between 0 and 1")
     folder = Path(run)
     read_run(folder)
     held_out = choose_labels(dataset.label_ids, share, seed=seed)
-    wanting = np.flatnonzero(_restricted(test_split(dataset).relevance, held_out).getnnz(axis=1))
+    wanting = np.flatnonzero(restrict_to_labels(test_split(dataset).relevance, held_out).getnnz(axis=1))
     if not len(wanting):
         raise DataError(f"{dataset.name}: no test query wants one of the {int(held_out.sum())} held-out labels")
     split = test_split(dataset).select(wanting)
-    split = replace(split, relevance=_restricted(split.relevance, held_out))
+    split = replace(split, relevance=restrict_to_labels(split.relevance, held_out))
     out = folder / "unseen" / f"share-{share:g}-seed-{seed}"
     train(without_labels(dataset, held_out), recipe=folder / "config.toml", out=out, resume=True)
     unseen = Predictor.load(out)
     new = [(dataset.label_ids[label], dataset.label_texts[label]) for label in np.flatnonzero(held_out).tolist()]
     unseen.add_labels(new)
-    rivals = {"unseen": unseen, "trained": Predictor.load(folder)}
-    names = {label_id for label_id, _ in new}
+    predictors = {"unseen": unseen, "trained": Predictor.load(folder)}
+    new_ids = {label_id for label_id, _ in new}
     return UnseenReport(
         share=share,
         num_held_out=len(new),
         num_labels=dataset.num_labels,
         num_queries=len(split),
-        alone={name: _score(_only(rival, names), dataset, split) for name, rival in rivals.items()},
-        among_all={name: _score(rival, dataset, split) for name, rival in rivals.items()},
+        alone={name: _score(_restrict(each, new_ids), dataset, split) for name, each in predictors.items()},
+        among_all={name: _score(each, dataset, split) for name, each in predictors.items()},
     )
 
 
 def choose_labels(label_ids: Sequence[str], share: float, *, seed: int = 0) -> NDArray[np.bool_]:
-    """Which labels are held out: by a hash of id and seed, so that the choice survives added labels."""
+    """Choose the labels to hold out by a hash of id and seed, so that the choice does not depend on other labels."""
     digests = (
         hashlib.blake2b(f"{seed}:{i}".encode("utf-8", "surrogatepass"), digest_size=8).digest() for i in label_ids
     )
@@ -115,7 +113,7 @@ def choose_labels(label_ids: Sequence[str], share: float, *, seed: int = 0) -> N
 
 
 def without_labels(dataset: Dataset, held_out: NDArray[np.bool_]) -> Dataset:
-    """The training data as if some labels did not exist; queries that had no others are left out."""
+    """Return the training data as if some labels did not exist; queries that had no others are left out."""
     kept = np.flatnonzero(~held_out)
     relevance = dataset.train.relevance[:, kept].tocsr()
     rows = np.flatnonzero(relevance.getnnz(axis=1))
@@ -132,15 +130,8 @@ def without_labels(dataset: Dataset, held_out: NDArray[np.bool_]) -> Dataset:
     return Dataset(f"{dataset.name}-without-{int(held_out.sum())}", texts, ids, train_split)
 
 
-def _restricted(relevance: csr_matrix, members: NDArray[np.bool_]) -> csr_matrix:
-    """The pairs whose label is a member; shape and column numbers stay."""
-    pairs = relevance.tocoo()
-    keep = members[pairs.col]
-    return csr_matrix((pairs.data[keep], (pairs.row[keep], pairs.col[keep])), shape=relevance.shape)
-
-
-def _only(predictor: Predictor, ids: set[str]) -> Predictor:
-    """A predictor that ranks some of the labels."""
+def _restrict(predictor: Predictor, ids: set[str]) -> Predictor:
+    """Return a predictor that ranks only these labels."""
     rows = np.array([row for row, label_id in enumerate(predictor.labels.ids) if label_id in ids], dtype=np.int64)
     model = predictor.model.select_labels(rows)
     return Predictor(model, head=predictor.head, neighbours=predictor.uses_neighbours, dial=predictor.dial)

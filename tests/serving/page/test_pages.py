@@ -9,7 +9,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from dexter import Predictor
-from dexter.evaluation.misses import Miss, find_misses, read_misses, write_misses
+from dexter.evaluation.records import Miss, find_misses, read_misses, write_misses
 from dexter.evaluation.runs import evaluate_run
 from dexter.serving.page.label_map import map_labels, principal_axes
 from dexter.serving.page.labels import read_missed_texts, read_tables

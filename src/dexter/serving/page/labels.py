@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from dexter.evaluation.misses import Miss, read_misses
+from dexter.evaluation.records import Miss, read_misses
 from dexter.model.labels import LabelEntry, find_rows
 from dexter.model.similar import SimilarLabel
 from dexter.predict.predictor import Predictor

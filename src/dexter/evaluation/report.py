@@ -1,23 +1,31 @@
-"""What an evaluation found: `Report` for one ranking, `Comparison` for two rankings of the same queries.
+"""The result of an evaluation: `Report` for one ranking, `Comparison` for two rankings of the same queries.
 
-`score_report` is the one way from predictions to a report: it removes filter pairs, scores, splits by label frequency
+`score_report` is the only way from predictions to a report: it removes filter pairs, scores, splits by label frequency
 and adds intervals, so that every table of the project is made by the same steps.
+
+Frequency bands (`dexter.types.BANDS`) group labels by their number of training queries. The ranking stays as it is,
+relevance is restricted to the labels of the band, and queries with none of them are left out. So `P@1` of the tail is
+the share of queries with a rare label whose first prediction is such a label. The values of the bands do not add up to
+the overall value, and even a perfect ranking may stay below 100 in a band, because labels of other bands rightly take
+places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from dexter.data import Split
-from dexter.errors import UsageError
-from dexter.evaluation.bands import score_bands
+from dexter.data import Dataset, Split
+from dexter.errors import DataError, UsageError
 from dexter.evaluation.intervals import Interval, bootstrap, paired_bootstrap
 from dexter.metrics import (
+    Hits,
+    LabelCounts,
+    Ratio,
     check_same_labels,
     checked_ks,
     checked_top_ids,
@@ -31,6 +39,7 @@ from dexter.metrics import (
     relevant_pairs,
     remove_filtered,
 )
+from dexter.types import BANDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +49,7 @@ class Report:
     metrics: dict[str, float]
     """Each metric over all queries, such as `metrics["P@1"]`; NaN where no query takes part."""
     by_frequency: dict[str, dict[str, float]]
-    """The same for the labels of each frequency band: frequent, torso, tail, unseen."""
+    """The metrics restricted to the labels of each frequency band: frequent, torso, tail, unseen."""
     band_sizes: dict[str, dict[str, int]]
     """Per band the number of labels, of queries with such a label and of relevant pairs."""
     num_queries: int
@@ -52,15 +61,15 @@ class Report:
     intervals: dict[str, Interval] = field(default_factory=dict)
     """Bootstrap intervals of the metrics that are sums over queries; empty when none were asked for."""
     calibration: dict[str, float] = field(default_factory=dict)
-    """Expected calibration error of the first places in percent: `softmax` before, `calibrated` after; empty where a
-    run has no probabilities."""
+    """Expected calibration error of the first places in percent: `softmax` before calibration, `calibrated` after it;
+    empty where a run has no probabilities."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Cut-offs, propensity constants, training size, filter pairs, resampling: what a repeat needs."""
+    """Cut-offs, propensity constants, training size, filter pairs, resampling: all that a repetition needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two rankings of the same queries, and how sure their difference is."""
+    """Two rankings of the same queries, and the intervals of their differences."""
 
     before: dict[str, float]
     """The first ranking's metrics in percent."""
@@ -107,18 +116,15 @@ def score_report(
     hits = find_hits(top_ids, relevance)
     counts = count_labels(top_ids, hits, relevance, ks)
     ratios = dict(query_ratios(hits, relevance, weights, ks))
-    bands = score_bands(hits, counts, relevance, num_train_of_label, inverse_propensity=weights)
+    by_frequency, band_sizes = score_bands(hits, counts, relevance, num_train_of_label, inverse_propensity=weights)
     intervals = {}
     if num_resamples:
         intervals = bootstrap(ratios, num_resamples=num_resamples, confidence=confidence, seed=seed)
     predicted = ((top_ids >= 0) & (top_ids < relevance.shape[1])).sum(axis=1)
     return Report(
         metrics={name: ratio.value for name, ratio in ratios.items()} | label_metrics(counts),
-        by_frequency={name: band.metrics for name, band in bands.items()},
-        band_sizes={
-            name: {"labels": band.num_labels, "queries": band.num_queries, "pairs": band.num_pairs}
-            for name, band in bands.items()
-        },
+        by_frequency=by_frequency,
+        band_sizes=band_sizes,
         num_queries=len(top_ids),
         num_without_labels=int((np.diff(relevance.indptr) == 0).sum()),
         num_short=int((predicted < max(ks)).sum()),
@@ -160,10 +166,61 @@ def compare(
     )
 
 
+def score_bands(
+    hits: Hits,
+    counts: Mapping[int, LabelCounts],
+    relevance: csr_matrix,
+    num_train_of_label: np.ndarray,
+    *,
+    inverse_propensity: np.ndarray | None = None,
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, int]]]:
+    """Return the metrics of each frequency band at the cut-offs of `counts`, and the sizes of the bands.
+
+    Args:
+        hits: the ranking's hits, from `find_hits`.
+        counts: each label's counts by cut-off, from `count_labels`.
+        relevance: queries x labels, from `relevant_pairs`.
+        num_train_of_label: number of training queries of each label.
+        inverse_propensity: one weight per label; without it PSP and PSnDCG are left out.
+    """
+    metrics, sizes = {}, {}
+    for name, (low, high) in BANDS.items():
+        members = (num_train_of_label >= low) & (num_train_of_label <= high)
+        in_band = restrict_to_labels(relevance, members)
+        takes_part = np.diff(in_band.indptr) > 0
+        ratios = query_ratios(hits.restrict(members[hits.labels]), in_band, inverse_propensity, tuple(counts))
+        by_query = {
+            metric: Ratio(ratio.numerator[takes_part], ratio.denominator[takes_part]).value for metric, ratio in ratios
+        }
+        metrics[name] = by_query | label_metrics(counts, members)
+        sizes[name] = {
+            "labels": int(members.sum()),
+            "queries": int(takes_part.sum()),
+            "pairs": int(in_band.nnz),
+        }
+    return metrics, sizes
+
+
+def restrict_to_labels(relevance: csr_matrix, members: np.ndarray) -> csr_matrix:
+    """Return the pairs whose label a boolean array chooses; shape and column numbers stay."""
+    keep = members[relevance.indices]
+    kept_before = np.r_[0, np.cumsum(keep)]
+    return csr_matrix(
+        (relevance.data[keep], relevance.indices[keep], kept_before[relevance.indptr]), shape=relevance.shape
+    )
+
+
+def test_split(dataset: Dataset) -> Split:
+    """Return the test split, or raise an error that says how to get one."""
+    if dataset.test is None:
+        raise DataError(f"{dataset.name} has no test split: add one, or read the validation figures of the run")
+    return dataset.test
+
+
 def _settings(
     ks: Sequence[int], propensity: tuple[float, float], split: Split, train_relevance: csr_matrix
 ) -> dict[str, Any]:
-    """What the figures depend on besides the rankings."""
+    """Return what the figures depend on besides the rankings."""
     return {
         "ks": list(ks),
         "propensity": {"a": propensity[0], "b": propensity[1], "num_train": int(train_relevance.shape[0])},
@@ -173,9 +230,9 @@ def _settings(
 
 
 def _without_filtered(top_ids: Any, split: Split, k: int) -> tuple[np.ndarray, int]:
-    """The first k places after filter pairs are removed, and how many predictions that took.
+    """Return the first k places after filter pairs are removed, and how many predictions were removed.
 
-    A ranking that was fetched without enough slack is an error, because its lower places would count as misses.
+    A ranking that was fetched with too few places is an error, because its lower places would count as misses.
     """
     ids = checked_top_ids(top_ids, len(split))
     if split.filtered is None:
