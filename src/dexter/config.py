@@ -186,15 +186,12 @@ class LossConfig:
     """Learn a bias per label, started from its log frequency, that joins the scores."""
     memory_megabytes: int = 256
     """Room for score blocks; batch x labels never exists in memory."""
-    skip_below: float = 0.0
-    """Leave out gradient blocks whose largest weight is below this; 0: exact."""
 
     def __post_init__(self) -> None:
         _require(self.temperature > 0, "loss.temperature", "above 0")
         _require(0.0 <= self.balance <= 1.0, "loss.balance", "between 0 and 1")
         _require(self.k > 0, "loss.k", "above 0")
         _require(self.memory_megabytes > 0, "loss.memory_megabytes", "above 0")
-        _require(self.skip_below >= 0, "loss.skip_below", "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

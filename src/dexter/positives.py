@@ -21,10 +21,10 @@ Weights: TypeAlias = Sequence[float] | np.ndarray | Tensor
 
 @dataclass(frozen=True, eq=False, init=False)
 class Positives:
-    """A set of (row, column) pairs, sorted by row and then column, with an optional weight each.
+    """A set of (row, column) pairs, sorted by row and then column, each with an optional weight.
 
-    Rows are queries of a batch and columns labels of its pool. A pair that is given twice counts once, with the larger
-    of its weights. The same class holds pairs to be ignored: nothing in it says what the pairs mean.
+    Rows are queries of a batch, columns labels of its pool. A pair given twice counts once, with the larger weight.
+    The class also holds pairs to be ignored: nothing in it depends on what the pairs mean.
     """
 
     rows: Tensor
@@ -32,9 +32,9 @@ class Positives:
     columns: Tensor
     """int64, ascending within a row."""
     weights: Tensor | None = None
-    """float32, one per pair; None stands for 1 throughout."""
+    """float32, one per pair; None means that all are 1."""
 
-    # The fields are declared as what they hold; this constructor says what they accept.
+    # The fields are annotated with the types they hold, this constructor with the types it accepts.
     def __init__(self, rows: Indices, columns: Indices, weights: Weights | None = None) -> None:
         row_ids, column_ids = _as_indices(rows, "rows"), _as_indices(columns, "columns")
         pair_weights = None if weights is None else torch.as_tensor(weights, dtype=torch.float32).detach()
@@ -54,50 +54,41 @@ class Positives:
 
     @classmethod
     def from_csr(cls, matrix: csr_matrix) -> Positives:
-        """The stored entries of a queries x labels matrix; their values are kept as weights unless all are 1."""
+        """Take the stored entries of a queries x labels matrix; values are weights unless all are 1."""
         pairs = matrix.tocoo()
         weights = None if bool((pairs.data == 1).all()) else pairs.data
         return cls(pairs.row, pairs.col, weights)
 
     def to(self, device: torch.device | str) -> Positives:
-        """The same pairs on a device."""
-        if self.rows.device == torch.device(device):
-            return self
-        return self._like(
-            self.rows.to(device), self.columns.to(device), _map(self.weights, lambda values: values.to(device))
-        )
+        """Return the pairs on a device."""
+        return self if self.rows.device == torch.device(device) else self._map(lambda values: values.to(device))
 
     def counts(self, num_rows: int) -> Tensor:
-        """Number of pairs of each row."""
+        """Count the pairs of each row."""
         return torch.bincount(self.rows, minlength=num_rows)
 
     def transpose(self) -> Positives:
-        """The same pairs with rows and columns swapped: the positive queries of each label."""
+        """Swap rows and columns: the positive queries of each label."""
         return Positives(self.columns, self.rows, self.weights)
 
     def select(self, chosen: Tensor) -> Positives:
-        """Only the pairs where the mask is true."""
-        return self._like(self.rows[chosen], self.columns[chosen], _map(self.weights, lambda values: values[chosen]))
+        """Return the pairs for which a mask is true."""
+        return self._map(lambda values: values[chosen])
 
-    def within(self, places: Tensor) -> Positives:
-        """Only the pairs whose column has a place of 0 or more, columns renumbered so; places ascend with columns."""
-        columns = places[self.columns]
-        inside = columns >= 0
-        return self._like(self.rows[inside], columns[inside], _map(self.weights, lambda values: values[inside]))
+    def renumber(self, *, rows: Tensor | None = None, columns: Tensor | None = None) -> Positives:
+        """Replace each row or column by its new number, and drop pairs whose new number is -1.
 
-    def _set(self, rows: Tensor, columns: Tensor, weights: Tensor | None) -> None:
-        for name, values in (("rows", rows), ("columns", columns), ("weights", weights)):
-            object.__setattr__(self, name, values)
-
-    @classmethod
-    def _like(cls, rows: Tensor, columns: Tensor, weights: Tensor | None) -> Positives:
-        """Pairs that are known to be sorted and unique."""
-        pairs = object.__new__(cls)
-        pairs._set(rows, columns, weights)
+        New numbers must ascend with the old ones.
+        """
+        new_rows = self.rows if rows is None else rows[self.rows]
+        new_columns = self.columns if columns is None else columns[self.columns]
+        kept = (new_rows >= 0) & (new_columns >= 0)
+        pairs = self.select(kept)
+        pairs._set(new_rows[kept], new_columns[kept], pairs.weights)
         return pairs
 
     def check(self, num_queries: int, num_labels: int) -> None:
-        """Raise a DataError that names the first pair outside num_queries x num_labels."""
+        """Raise a `DataError` that names the first pair outside num_queries x num_labels."""
         outside = (self.rows >= num_queries) | (self.columns >= num_labels)
         if bool(outside.any()):
             first = int(outside.nonzero()[0, 0])
@@ -106,14 +97,20 @@ class Positives:
                 f"{num_queries} queries x {num_labels} labels: indices count within the batch and its label pool"
             )
 
+    def _set(self, rows: Tensor, columns: Tensor, weights: Tensor | None) -> None:
+        for name, values in (("rows", rows), ("columns", columns), ("weights", weights)):
+            object.__setattr__(self, name, values)
 
-def _map(values: Tensor | None, function: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """Apply a function to weights, if there are any."""
-    return None if values is None else function(values)
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Positives:
+        """Apply a function that keeps the order of the pairs to every field."""
+        pairs = object.__new__(Positives)
+        weights = None if self.weights is None else function(self.weights)
+        pairs._set(function(self.rows), function(self.columns), weights)
+        return pairs
 
 
 def _as_indices(values: Indices, name: str) -> Tensor:
-    """A one-dimensional int64 tensor of indices that are not negative."""
+    """Return a one-dimensional int64 tensor of indices that are not negative."""
     indices = torch.as_tensor(values).detach()
     if indices.ndim != 1:
         raise UsageError(f"{name} of positives must be one-dimensional, got shape {tuple(indices.shape)}")
@@ -128,12 +125,12 @@ def _as_indices(values: Indices, name: str) -> Tensor:
 
 
 def _sorted_set(rows: Tensor, columns: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Pairs in (row, column) order without duplicates; the largest weight of equal pairs."""
+    """Sort pairs by row and column and remove duplicates, keeping the largest weight."""
     if not len(rows):
         return rows, columns, weights
     width = int(columns.max()) + 1
     keys = rows * width + columns
-    # What a CSR matrix gives is in order already, and to see that takes a tenth of the time of sorting.
+    # Pairs of a CSR matrix are sorted already, and checking that takes a tenth of the time of sorting.
     if bool((keys[1:] > keys[:-1]).all()):
         return rows, columns, weights
     keys, group = torch.unique(keys, sorted=True, return_inverse=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from reference_losses import Case, reference
@@ -11,7 +12,7 @@ from torch.nn.functional import normalize
 
 import dexter.losses
 from dexter.batches import Positives
-from dexter.losses import Streaming, value_and_grad
+from dexter.losses import Streaming
 
 NAMES = ("softmax", "decoupled_softmax", "psl", "bce", "soft_topk", "triplet")
 STREAMED = NAMES[:-1]
@@ -40,9 +41,26 @@ def make_case(num_queries: int, num_labels: int, num_dimensions: int, *, seed: i
     return Case(**{"queries": queries, "labels": labels, "positives": positives, **changes})
 
 
-def run(name: str, case: Case, streaming: Streaming | None = None) -> tuple[Tensor, Tensor, Tensor]:
+class Result(NamedTuple):
+    """A loss and its gradients."""
+
+    value: Tensor
+    queries: Tensor
+    labels: Tensor
+
+
+def value_and_gradients(
+    loss: Callable[..., Tensor], queries: Tensor, labels: Tensor, positives: Positives, **settings: Any
+) -> Result:
+    queries, labels = queries.detach().requires_grad_(), labels.detach().requires_grad_()
+    value = loss(queries, labels, positives, **settings)
+    value.backward()
+    return Result(value.detach(), queries.grad, labels.grad)
+
+
+def run(name: str, case: Case, streaming: Streaming | None = None) -> Result:
     loss = getattr(dexter.losses, name)
-    return value_and_grad(
+    return value_and_gradients(
         loss, case.queries, case.labels, case.positives, ignore=case.ignore, streaming=streaming, **case.settings
     )
 

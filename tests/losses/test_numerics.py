@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import NAMES, STREAMED, make_case, random_pairs, relative_errors, run
+from cases import NAMES, STREAMED, make_case, random_pairs, relative_errors, run, value_and_gradients
 from reference_losses import Case, bce, bisect_offset, reference
 from torch.nn.functional import normalize
 
 import dexter.losses
 from dexter.batches import Positives
 from dexter.errors import DataError, UsageError
-from dexter.losses import Streaming, value_and_grad
+from dexter.losses import Streaming
 
 MODES = [Streaming(mode="tiles", row_block=3, label_chunk=10), Streaming(mode="chunks", row_block=4, label_chunk=7)]
 
@@ -139,7 +139,7 @@ def test_learned_scale_and_bias(start, streaming):
     exact_scale, exact_bias = (torch.tensor(number, dtype=torch.float64, requires_grad=True) for number in start)
     more = {"temperature": 0.3}
     bce(case, case.queries.double(), case.labels.double(), scale=exact_scale, bias=exact_bias, **more).backward()
-    got = value_and_grad(
+    got = value_and_gradients(
         dexter.losses.bce,
         case.queries,
         case.labels,

@@ -1,4 +1,4 @@
-"""What streaming promises: memory, shards, skipping, the layout that follows from a budget."""
+"""What streaming promises: memory, several processes, the tiles planned for a budget."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from cases import NAMES, STREAMED, make_case, random_pairs, relative_errors, run
+from cases import NAMES, make_case, random_pairs, relative_errors, run, value_and_gradients
 from reference_losses import Case, reference
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dexter.losses
 from dexter.batches import Positives
 from dexter.errors import UsageError
-from dexter.losses import Saving, Streaming, value_and_grad
-from dexter.losses.settings import choose_layout
+from dexter.losses import Streaming
+from dexter.losses.streaming import plan_tiles
 
 
 class LargestTensor(TorchDispatchMode):
@@ -53,17 +53,17 @@ def test_chunks_stay_small_however_many_labels(name):
     assert seen.num_elements <= max(6000 * 2, sample)
 
 
-def test_layout_follows_from_the_budget():
+def test_tiles_fit_the_budget():
     megabyte = 2**20
-    tiles = choose_layout(Streaming(memory_budget=128 * megabyte), 1024, 131_072)
+    tiles = plan_tiles(Streaming(memory_budget=128 * megabyte), 1024, 131_072)
     assert (tiles.keep, tiles.row_block) == (True, 256)
     assert tiles.row_block * tiles.label_chunk <= megabyte
-    chunks = choose_layout(Streaming(memory_budget=128 * megabyte), 1024, 1_310_720)
+    chunks = plan_tiles(Streaming(memory_budget=128 * megabyte), 1024, 1_310_720)
     assert not chunks.keep
     assert (chunks.row_block, chunks.label_chunk) == (512, 1024)
-    tight = choose_layout(Streaming(mode="chunks", memory_budget=megabyte), 1024, 1_310_720)
+    tight = plan_tiles(Streaming(mode="chunks", memory_budget=megabyte), 1024, 1_310_720)
     assert 4 * tight.row_block * tight.label_chunk <= megabyte
-    assert choose_layout(Streaming(row_block=3, label_chunk=5), 7, 53).row_block == 3
+    assert plan_tiles(Streaming(row_block=3, label_chunk=5), 7, 53).row_block == 3
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,6 @@ def test_layout_follows_from_the_budget():
         {"memory_budget": 0},
         {"row_block": 0},
         {"label_chunk": -1},
-        {"skip_below": -1.0},
-        {"skip_below": 1.0},
     ],
 )
 def test_wrong_settings_are_refused(wrong):
@@ -82,14 +80,14 @@ def test_wrong_settings_are_refused(wrong):
         Streaming(**wrong)
 
 
-class Meeting:
-    """A reducer over threads: everybody arrives with a tensor, everybody leaves with the combination."""
+class Exchange:
+    """Collectives over threads: each brings a tensor and receives those of all."""
 
     def __init__(self, num_ranks: int) -> None:
         self.barrier = threading.Barrier(num_ranks, timeout=20)
         self.values: list[Tensor | None] = [None] * num_ranks
 
-    def exchange(self, rank: int, value: Tensor) -> list[Tensor]:
+    def all_values(self, rank: int, value: Tensor) -> list[Tensor]:
         self.values[rank] = value.detach().clone()
         self.barrier.wait()
         everybodys = list(self.values)
@@ -97,26 +95,26 @@ class Meeting:
         return everybodys
 
 
-class ThreadShard:
-    """One rank's side of a meeting."""
+class ThreadProcess:
+    """A thread as one of several processes."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
-        self.meeting, self.rank, self.size = meeting, rank, len(meeting.values)
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self.exchange, self.rank, self.size = exchange, rank, len(exchange.values)
 
     def max(self, values: Tensor) -> Tensor:
-        return torch.stack(self.meeting.exchange(self.rank, values)).amax(0)
+        return torch.stack(self.exchange.all_values(self.rank, values)).amax(0)
 
     def sum(self, values: Tensor) -> Tensor:
-        return torch.stack(self.meeting.exchange(self.rank, values)).sum(0)
+        return torch.stack(self.exchange.all_values(self.rank, values)).sum(0)
 
     def concatenate(self, values: Tensor) -> Tensor:
-        return torch.cat(self.meeting.exchange(self.rank, values))
+        return torch.cat(self.exchange.all_values(self.rank, values))
 
 
 def run_sharded(name: str, case: Case, bounds: list[int], **sizes) -> tuple[Tensor, Tensor, Tensor]:
     """The loss over ranks that hold the labels between consecutive bounds."""
     num_ranks = len(bounds) - 1
-    meeting, results, failures = Meeting(num_ranks), [None] * num_ranks, []
+    exchange, results, failures = Exchange(num_ranks), [None] * num_ranks, []
 
     def part_of(pairs: Positives | None, start: int, stop: int) -> Positives | None:
         if pairs is None:
@@ -128,14 +126,14 @@ def run_sharded(name: str, case: Case, bounds: list[int], **sizes) -> tuple[Tens
     def work(rank: int) -> None:
         try:
             start, stop = bounds[rank : rank + 2]
-            streaming = Streaming(shard=ThreadShard(meeting, rank), **sizes)
+            streaming = Streaming(processes=ThreadProcess(exchange, rank), **sizes)
             pairs, ignore = part_of(case.positives, start, stop), part_of(case.ignore, start, stop)
             loss = getattr(dexter.losses, name)
             more = dict(case.settings, ignore=ignore, streaming=streaming)
-            results[rank] = value_and_grad(loss, case.queries, case.labels[start:stop], pairs, **more)
+            results[rank] = value_and_gradients(loss, case.queries, case.labels[start:stop], pairs, **more)
         except BaseException as failure:
             failures.append(failure)
-            meeting.barrier.abort()
+            exchange.barrier.abort()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(num_ranks)]
     [thread.start() for thread in threads]
@@ -173,34 +171,3 @@ def test_double_precision_stays_double(name):
     )
     assert all(tensor.dtype == torch.float64 for tensor in run(name, case))
     assert max(relative_errors(run(name, case), reference(name, case))) < (1e-5 if name == "soft_topk" else 1e-9)
-
-
-@pytest.mark.parametrize("mode", ["tiles", "chunks"])
-@pytest.mark.parametrize("name", STREAMED)
-def test_skipping_saves_within_its_bound(name, mode):
-    case = make_case(20, 400, 16, settings={"bias": -12.0} if name == "bce" else {})
-    temperature, threshold = 0.05, 1e-4 if name == "bce" else 1e-3
-    saving = Saving()
-    exact = run(name, case)
-    sizes = {"mode": mode, "row_block": 7, "label_chunk": 64}
-    rough = run(name, case, Streaming(skip_below=threshold, saving=saving, **sizes))
-    torch.testing.assert_close(rough.value, exact.value)
-    num_averaged = 20 if name == "bce" else int((case.positives.counts(20) > 0).sum())
-    if name == "psl":
-        num_averaged = min(num_averaged, int((case.positives.transpose().counts(400) > 0).sum()))
-    # Embeddings are of norm 1: a row of dq lost at most `threshold` for each label, a row of dy for each query.
-    unit = threshold / (temperature * num_averaged) * (2.0 if name == "soft_topk" else 1.0)
-    directions = 2 if name == "psl" else 1
-    assert float((rough.queries - exact.queries).norm(dim=1).max()) <= directions * unit * 400
-    assert float((rough.labels - exact.labels).norm(dim=1).max()) <= directions * unit * 20
-    assert 0.05 < saving.fraction < 1.0
-    assert saving.skipped == round(saving.fraction * saving.considered)
-
-
-def test_skipping_nothing_reports_nothing():
-    saving = Saving()
-    exact = run("decoupled_softmax", make_case(7, 53, 11), Streaming(saving=saving))
-    same = run("decoupled_softmax", make_case(7, 53, 11))
-    assert saving == Saving()
-    assert saving.fraction == 0.0
-    assert all(torch.equal(one, other) for one, other in zip(exact, same, strict=True))

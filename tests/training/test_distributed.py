@@ -10,7 +10,7 @@ from dexter.batches import Positives
 from dexter.batches.clusters import balanced_clusters
 from dexter.batches.mining import mine_hard_negatives
 from dexter.index import search_shards
-from dexter.losses import Streaming, value_and_grad
+from dexter.losses import Streaming
 from dexter.model.unseen import fill_unseen_rows
 from tests.training.ranks import run_ranks
 
@@ -57,13 +57,13 @@ def sharded_losses(world, cases):
         chosen = torch.from_numpy(np.flatnonzero(np.arange(len(labels)) % world.size == world.rank))
         inside = columns % world.size == world.rank
         positives = Positives(rows[inside], columns[inside] // world.size)
-        streaming = Streaming(shard=world, row_block=3, label_chunk=4)
-        found = value_and_grad(
-            getattr(dexter.losses, name), queries, labels[chosen], positives, streaming=streaming, **settings
-        )
+        streaming = Streaming(processes=world, row_block=3, label_chunk=4)
+        inputs = queries.clone().requires_grad_(), labels[chosen].requires_grad_()
+        value = getattr(dexter.losses, name)(*inputs, positives, streaming=streaming, **settings)
+        value.backward()
         labels_gradient = torch.zeros_like(labels)
-        labels_gradient[chosen] = found.labels
-        results.append([part.tolist() for part in (found.value, world.sum(found.queries), world.sum(labels_gradient))])
+        labels_gradient[chosen] = inputs[1].grad
+        results.append([part.tolist() for part in (value, world.sum(inputs[0].grad), world.sum(labels_gradient))])
     return results
 
 

@@ -182,8 +182,8 @@ def restrict(pool: Pool, shard: LabelShard) -> Pool:
     return replace(
         pool,
         labels=labels,
-        positives=pool.positives.within(kept),
-        ignore=None if pool.ignore is None else pool.ignore.within(kept),
+        positives=pool.positives.renumber(columns=kept),
+        ignore=None if pool.ignore is None else pool.ignore.renumber(columns=kept),
         log_inclusion=None if pool.log_inclusion is None else pool.log_inclusion[columns >= 0],
     )
 

@@ -1,4 +1,4 @@
-"""Decoupled softmax: every positive against the negatives alone."""
+"""Decoupled softmax: each positive against the negatives only."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from dexter.losses.differentiable import differentiable
-from dexter.losses.logsumexp import LogSumExp
-from dexter.losses.settings import Streaming
-from dexter.losses.softmax import Reduction, check_reduction, check_temperature, positive_weights
-from dexter.losses.streaming import Block, Gradients, Problem
+from dexter.losses.differentiable import check_temperature, differentiable
+from dexter.losses.softmax import LogSumExp, Reduction, check_reduction, positive_weights
+from dexter.losses.streaming import Block, Gradients, ScoreMatrix, Streaming
 from dexter.positives import Positives
 
 
@@ -34,20 +32,21 @@ def decoupled_softmax(
 
     and the loss is the mean over queries with a positive. A query without any negative has loss 0.
 
-    Choose it when queries have several positives and many or all labels are in the pool: unlike in `softmax` a positive
-    is never pushed down because another one is high. With one positive per query the two are the same. To train on a
-    sample of the positives, pass the sample as `positives` and the rest as `ignore`.
+    Choose it if queries have several positives and many or all labels are in the pool (DEXML). Unlike in `softmax`, a
+    positive is never pushed down because another one is high; with one positive per query the two are equal. It
+    requires that the pool's relevant pairs are all given: a relevant label that is missing from `positives` counts as a
+    negative. To train on a sample of the positives, pass the sample as `positives` and the rest as `ignore`.
 
     Args:
         queries_BD: Query embeddings; normalise them beforehand if cosines are meant.
-        labels_LD: Label embeddings of the pool (of this rank's part of it).
+        labels_LD: Label embeddings of the pool; with several processes, the part that this one holds.
         positives: Relevant pairs; weights, if any, multiply each pair's term.
         temperature: Divides the products.
         reduction: `pal-n` divides by |P_i|, which ranks for recall; `pal` does not, which ranks for precision.
         ignore: Pairs that are neither positive nor negative.
-        negative_offsets: One number per label that is added to its score where it is a negative. With minus the log of
-            the chance that the label is in the pool, neg_i estimates the sum over all labels without bias.
-        streaming: Mode, memory budget, shard.
+        negative_offsets: One number per label, added to its score where it is a negative. With minus the log of the
+            probability that the label is in the pool, exp(neg_i) is an unbiased estimate of the sum over all labels.
+        streaming: Mode, memory budget and processes.
 
     Returns:
         A scalar, differentiable by both embeddings.
@@ -57,7 +56,7 @@ def decoupled_softmax(
     settings = streaming or Streaming()
 
     def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
-        problem = Problem(
+        matrix = ScoreMatrix(
             queries,
             labels,
             positives,
@@ -68,20 +67,19 @@ def decoupled_softmax(
             mask_positives=True,
             offsets_L=negative_offsets,
         )
-        total = problem.queries_BD.new_zeros(())
-        for block in problem.blocks():
-            total += _solve_block(block, reduction, scale=1.0 / problem.averaged_over)
+        total = matrix.queries_BD.new_zeros(())
+        for block in matrix.blocks():
+            total += _solve_block(block, reduction, scale=1.0 / matrix.averaged_over)
         return total
 
     return differentiable(solve, queries_BD, labels_LD, positives, ignore=ignore)
 
 
 def _solve_block(block: Block, reduction: Reduction, *, scale: float) -> Tensor:
-    """`scale` times the sum of a block's losses."""
-    pairs = block.pairs
+    """Return `scale` times the sum of a block's losses and push its gradients."""
     negatives = LogSumExp(block)
     share = scale * positive_weights(block, reduction)
-    excess = negatives.value_b[pairs.rows] - pairs.scores
+    excess = negatives.value_b[block.rows_P] - block.scores_P
     pull = share * torch.sigmoid(excess)
     row_loss, row_weight = block.sums_by_row(share * softplus(excess), pull).unbind()
     if block.wants_gradients:

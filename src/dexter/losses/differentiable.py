@@ -1,14 +1,15 @@
-"""The bridge to autograd: gradients are computed together with the value, backward only scales them.
+"""Connect a streamed loss to autograd: gradients are computed together with the value, backward only scales them.
 
-A loss is a function `solve(queries, labels, gradients) -> value` that adds to `gradients` while it has the scores at
-hand, as fused linear cross-entropy does. This module makes of it a scalar with a gradient, whatever the floating type
-of the embeddings and whatever autocast says: everything inside is float32 (float64 for embeddings of that type).
+A loss is a function `solve(queries, labels, gradients) -> value` that adds to `gradients` while the scores are in
+memory, as fused linear cross-entropy does. `differentiable` turns it into a scalar that backpropagates. Whatever the
+floating type of the embeddings and whether autocast is on, `solve` computes in float32 (float64 for embeddings of that
+type).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,30 +21,6 @@ from dexter.positives import Positives
 Solve: TypeAlias = Callable[[Tensor, Tensor, Gradients], Tensor]
 
 
-class ValueAndGradients(NamedTuple):
-    """A loss and its derivatives by the embeddings, all detached."""
-
-    value: Tensor
-    queries: Tensor
-    labels: Tensor
-
-
-def value_and_grad(
-    loss: Callable[..., Tensor], queries_BD: Tensor, labels_LD: Tensor, positives: Positives, **settings: Any
-) -> ValueAndGradients:
-    """The value of a loss and its gradients by both embeddings, which gradient caching pushes through the encoder.
-
-    Learned numbers among the settings (the scale and bias of `bce`) receive theirs in `.grad`, as from any backward.
-    """
-    queries, labels = queries_BD.detach().requires_grad_(), labels_LD.detach().requires_grad_()
-    with torch.enable_grad():
-        value = loss(queries, labels, positives, **settings)
-        value.backward()  # type: ignore[no-untyped-call]
-    assert queries.grad is not None
-    assert labels.grad is not None
-    return ValueAndGradients(value.detach(), queries.grad, labels.grad)
-
-
 def differentiable(
     solve: Solve,
     queries_BD: Tensor,
@@ -53,14 +30,14 @@ def differentiable(
     ignore: Positives | None,
     scalars: tuple[Tensor, ...] = (),
 ) -> Tensor:
-    """The value of `solve` as a scalar that backpropagates into the embeddings and into learned numbers."""
+    """Return the value of `solve` as a scalar that backpropagates into the embeddings and into learned numbers."""
     check_inputs(queries_BD, labels_LD, positives, ignore)
     value: Tensor = _Streamed.apply(solve, queries_BD, labels_LD, *scalars)  # type: ignore[no-untyped-call]
     return value
 
 
 def check_inputs(queries_BD: Tensor, labels_LD: Tensor, positives: Positives, ignore: Positives | None) -> None:
-    """Raise unless the embeddings are matrices that agree and all pairs lie within them."""
+    """Raise unless the embeddings are matrices of equal width and all pairs lie within them."""
     for name, embeddings in (("queries", queries_BD), ("labels", labels_LD)):
         if embeddings.ndim != 2 or not embeddings.is_floating_point():
             raise UsageError(
@@ -73,8 +50,16 @@ def check_inputs(queries_BD: Tensor, labels_LD: Tensor, positives: Positives, ig
             pairs.check(len(queries_BD), len(labels_LD))
 
 
+def check_temperature(temperature: float) -> None:
+    """Raise unless the temperature is a positive number."""
+    if not 0.0 < temperature < float("inf"):
+        raise UsageError(
+            f"temperature must be above 0, got {temperature}: scores are divided by it (0.05 multiplies by 20)"
+        )
+
+
 class _Streamed(torch.autograd.Function):
-    """Runs `solve` forward and hands its gradients out backward."""
+    """Runs `solve` in the forward pass and returns its gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, solve: Solve, queries_BD: Tensor, labels_LD: Tensor, *scalars: Tensor) -> Tensor:
@@ -87,7 +72,7 @@ class _Streamed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        # The gradients are given away, not copied: they are as large as the label table. A second backward through a
+        # The gradients are returned without a copy: they are as large as the label table. A second backward through a
         # retained graph computes them again.
         gradients: Gradients | None = ctx.gradients
         ctx.gradients = None
@@ -95,13 +80,13 @@ class _Streamed(torch.autograd.Function):
             queries_BD, labels_LD = ctx.saved_tensors
             _, gradients = _solve(ctx.solve, queries_BD, labels_LD, ctx.wanted)
         scale = outer[0]
-        sides = [None if side is None else side.mul_(scale) for side in (gradients.queries, gradients.labels)]
+        embeddings = [None if each is None else each.mul_(scale) for each in (gradients.queries, gradients.labels)]
         scalars = [(value * scale).to(kind) for value, kind in zip(gradients.scalars, ctx.scalar_types, strict=True)]
-        return None, *sides, *scalars
+        return None, *embeddings, *scalars
 
 
 def _solve(solve: Solve, queries_BD: Tensor, labels_LD: Tensor, wanted: tuple[bool, bool]) -> tuple[Tensor, Gradients]:
-    """The value and the gradients of the sides that want one, the latter in the embeddings' own type."""
+    """Return the value and the gradients of the embeddings that require one, in the embeddings' own type."""
     gradients = Gradients(
         _zeros_like(queries_BD) if wanted[0] else None,
         _zeros_like(labels_LD) if wanted[1] else None,

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from dexter.errors import UsageError
-from dexter.losses.differentiable import differentiable
-from dexter.losses.settings import Streaming
-from dexter.losses.softmax import Reduction, check_reduction, check_temperature, solve_softmax
-from dexter.losses.streaming import Gradients, Problem, working_type
+from dexter.losses.differentiable import check_temperature, differentiable
+from dexter.losses.softmax import Reduction, check_reduction, solve_softmax
+from dexter.losses.streaming import Gradients, ScoreMatrix, Streaming, working_type
 from dexter.positives import Positives
 from dexter.processes import SingleProcess
 
@@ -37,21 +36,22 @@ def psl(
         l2q = mean over labels  l with a positive of  - 1/|Q_l| sum_{i in Q_l} w_il [ s_il - logsumexp_i s_il ]
         loss = balance * q2l + (1 - balance) * l2q
 
-    Choose it for batches of similar queries with a pool of their positives and hard negatives: the second direction
-    also tells the queries of a label apart, which the first cannot. `balance=1` is `softmax`. Pass ALL relevant pairs
-    of the batch and its pool as positives, whatever brought the labels into the pool.
+    Choose it for batches of similar queries with a pool of their positives and hard negatives. The second direction
+    contrasts a label's queries with the other queries of the batch, which the first cannot do. `balance=1` equals
+    `softmax`. It requires ALL relevant pairs of the batch and its pool as positives, also those of labels that were
+    sampled for another query.
 
     Args:
         queries_BD: Query embeddings; normalise them beforehand if cosines are meant.
-        labels_LD: Label embeddings of the pool (of this rank's part of it).
+        labels_LD: Label embeddings of the pool; with several processes, the part that this one holds.
         positives: Relevant pairs; weights, if any, multiply each pair's term.
         temperature: Divides the products; UniDEC's scale of 18 is 1/18 here.
         balance: Weight of the direction from queries to labels, in [0, 1].
         reduction: `pal-n` divides by the number of positives of each query and label; `pal` does not.
         ignore: Pairs that are neither positive nor in either sum.
-        negative_offsets: One number per label that is added to its score where it is no positive, in the direction from
-            queries to labels alone: the way back sums over queries, and these are no sample of labels.
-        streaming: Mode, memory budget, shard.
+        negative_offsets: One number per label, added to its score where it is not a positive, only from queries to
+            labels: the other direction sums over queries, which are not a sample of labels.
+        streaming: Mode, memory budget and processes.
 
     Returns:
         A scalar, differentiable by both embeddings.
@@ -67,7 +67,7 @@ def psl(
     def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
         total = torch.zeros((), device=labels.device, dtype=working_type(queries))
         if balance > 0.0:
-            forth = Problem(
+            forth = ScoreMatrix(
                 queries,
                 labels,
                 positives,
@@ -79,9 +79,9 @@ def psl(
             )
             total += solve_softmax(forth, reduction=reduction, factor=balance)
         if balance < 1.0:
-            # Only labels with a positive query take part: few of a large pool, so the way back costs little.
+            # Only labels with a positive query take part: few of a large pool, so this direction costs little.
             back = _labels_to_queries(queries, labels, positives, gradients, temperature, settings, ignore)
-            total += settings.shard.sum(solve_softmax(back, reduction=reduction, factor=1.0 - balance))
+            total += settings.processes.sum(solve_softmax(back, reduction=reduction, factor=1.0 - balance))
         return total
 
     return differentiable(solve, queries_BD, labels_LD, positives, ignore=ignore)
@@ -95,16 +95,16 @@ def _labels_to_queries(
     temperature: float,
     streaming: Streaming,
     ignore: Positives | None,
-) -> Problem:
-    """The problem with labels as rows. A rank holds all queries, so only the number of rows is shared."""
-    problem = Problem(
+) -> ScoreMatrix:
+    """Return the scores with labels as rows. A process holds all queries, so only the number of rows is summed."""
+    matrix = ScoreMatrix(
         labels,
         queries,
         positives.transpose(),
         gradients.swapped(),
         multiplier=1.0 / temperature,
-        streaming=replace(streaming, shard=SingleProcess()),
+        streaming=replace(streaming, processes=SingleProcess()),
         ignore=None if ignore is None else ignore.transpose(),
     )
-    problem.averaged_over = int(streaming.shard.sum(torch.tensor(problem.num_rows, device=queries.device)))
-    return problem
+    matrix.averaged_over = int(streaming.processes.sum(torch.tensor(matrix.num_rows, device=queries.device)))
+    return matrix

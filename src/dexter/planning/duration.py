@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dexter.config import Config
-from dexter.losses.settings import Streaming, choose_layout
+from dexter.losses.streaming import Streaming, plan_tiles
 from dexter.planning.rates import Rates
 from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size, steps_per_epoch, texts_per_step
 from dexter.planning.storage import checkpoint_bytes, model_bytes, training_query_bytes
@@ -95,7 +95,7 @@ def _step(sizes: Sizes, config: Config, rates: Rates) -> Iterator[tuple[str, flo
 
 def _products(config: Config, queries: int, labels: int) -> float:
     """The probe keeps its scores between sweeps; where the run cannot, it makes four products instead of three."""
-    layout = choose_layout(Streaming(memory_budget=config.loss.memory_megabytes * MIB), queries, labels)
+    layout = plan_tiles(Streaming(memory_budget=config.loss.memory_megabytes * MIB), queries, labels)
     return 1.0 if layout.keep else 4 / 3
 
 

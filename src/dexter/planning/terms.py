@@ -21,7 +21,7 @@ from typing import Literal
 
 from dexter.config import Config
 from dexter.index import exact as search
-from dexter.losses.settings import TILE_ELEMENTS, Streaming, choose_layout
+from dexter.losses.streaming import TILE_ELEMENTS, Streaming, plan_tiles
 from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size, texts_per_step
 
 Phase = Literal["always", "trained", "start", "step", "refresh", "validation", "tuning"]
@@ -338,7 +338,7 @@ def score_width(sizes: Sizes, config: Config) -> int:
 def tile_bytes(config: Config, queries: int, labels: int) -> int:
     """Scores in memory at a time, and what some losses need beside them."""
     streaming = Streaming(memory_budget=config.loss.memory_megabytes * MIB)
-    layout = choose_layout(streaming, queries, labels)
+    layout = plan_tiles(streaming, queries, labels)
     held = layout.row_block * (labels if layout.keep else layout.label_chunk)
     work = 2 * min(TILE_ELEMENTS, layout.row_block * layout.label_chunk)
     return FLOAT * (held + work)

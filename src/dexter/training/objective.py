@@ -41,12 +41,9 @@ class Objective(nn.Module):
         self.classifier = classifier
         self.config = loss
         self.encoder_weight = head.encoder_weight if classifier is not None else 1.0
-        self.saving = losses.Saving()
         self.streaming = losses.Streaming(
             memory_budget=loss.memory_megabytes * _MEGABYTE,
-            skip_below=loss.skip_below,
-            saving=self.saving,
-            shard=self.processes,
+            processes=self.processes,
         )
         if loss.name == "bce" and loss.learn_scale:
             self.scale = nn.Parameter(torch.tensor(1.0))

@@ -353,7 +353,6 @@ class Trainer:
                 best_step=self.best_step,
                 seconds=self.seconds,
                 steps=self.step,
-                skipped_gradient_share=self.objective.saving.fraction,
             )
         self.processes.barrier("finish")
 
