@@ -122,7 +122,7 @@ def _merge_over_processes(processes: Processes, scores_BN: Tensor) -> tuple[Tens
 
 
 class _OnAllProcesses(torch.autograd.Function):
-    """Combine the scores that processes hold into one matrix by position; the gradient returns to where each is held."""
+    """Combine scores of several processes into one matrix by position; each receives the gradient of its own."""
 
     @staticmethod
     def forward(ctx: Any, scores_BM: Tensor, positions_BM: Tensor, processes: Processes, num_kept: int) -> Tensor:
