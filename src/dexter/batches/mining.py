@@ -35,7 +35,6 @@ def mine_hard_negatives(
     margin: float | None = None,
     approximate_above: int = 0,
     memory_budget: int = 256 * 2**20,
-    progress: bool = False,
     label_ids: np.ndarray | None = None,
     processes: Processes | None = None,
 ) -> np.ndarray:
@@ -54,7 +53,6 @@ def mine_hard_negatives(
             what exact search finds; where that is not possible or not worth it (no faiss, vectors on an accelerator,
             several ranks), search is exact. 0: exact always.
         memory_budget: bytes for the scores that exact search holds at a time.
-        progress: show a progress bar of exact search.
         label_ids: where several ranks hold the labels, the ids of those held here; vectors and relevance are theirs.
         processes: who holds the other labels.
 
@@ -85,7 +83,6 @@ def mine_hard_negatives(
         memory_budget=memory_budget,
         exclude=relevance,
         ceiling=ceiling,
-        progress=progress,
     )
     return found.ids.astype(np.int32)
 

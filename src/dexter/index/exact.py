@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from dexter.types import TopK
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
+MEMORY_BUDGET = 256 * 2**20
+"""Default bytes for scores held at a time."""
 GROUP = 32
 """Columns whose maximum is taken together: the shortest run that vectorises well."""
 ROWS = 512
@@ -62,7 +64,7 @@ def search(
     labels_LD: Tensor | np.ndarray,
     k: int,
     *,
-    memory_budget: int = 256 * 2**20,
+    memory_budget: int = MEMORY_BUDGET,
     exclude: csr_matrix | None = None,
     ceiling: np.ndarray | None = None,
 ) -> TopK:
@@ -124,7 +126,8 @@ def search_shards(
     label_ids: np.ndarray | None = None,
     processes: Processes | None = None,
     exclude: csr_matrix | None = None,
-    **settings: Any,
+    ceiling: np.ndarray | None = None,
+    memory_budget: int = MEMORY_BUDGET,
 ) -> TopK:
     """Find the k best labels of all processes for each query: each searches its own labels, the results are merged.
 
@@ -138,10 +141,11 @@ def search_shards(
         label_ids: ids of the held labels among those of all processes, ascending; needed where there are several.
         processes: those that hold the other labels; a single process if left out.
         exclude: queries x held labels; pairs that are never returned.
-        settings: further arguments of `search`.
+        ceiling: one number per query; labels that score above it are never returned.
+        memory_budget: as in `search`.
     """
     processes = processes or SingleProcess()
-    found = search(queries_ND, labels_LD, k, exclude=exclude, **settings)
+    found = search(queries_ND, labels_LD, k, exclude=exclude, ceiling=ceiling, memory_budget=memory_budget)
     if processes.size == 1:
         return found
     assert label_ids is not None
