@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dexter.data.sources import NAMES, build, debian, pydocs
-from dexter.data.sources.docstrings import parse, reference_name
-from dexter.data.sources.items import Item, assemble, in_train
+from dexter.data.sources import NAMES, Item, build, dataset_from_items, debian, in_train, pydocs
+from dexter.data.sources.pydocs import parse_docstring, reference_name
 from dexter.errors import DataError, ResourceError, UsageError
 
 NUMPY_STYLE = """add(x, y, /)
@@ -44,13 +43,13 @@ NUMPY_STYLE = """add(x, y, /)
 
 
 def test_docstring_text_is_summary_and_first_paragraph():
-    parsed = parse(NUMPY_STYLE)
+    parsed = parse_docstring(NUMPY_STYLE)
     assert parsed.summary == "Add two arrays of Array kind, elementwise."
     assert parsed.text == parsed.summary + " Works like numpy.add but see the doc."
 
 
 def test_docstring_references():
-    parsed = parse(NUMPY_STYLE)
+    parsed = parse_docstring(NUMPY_STYLE)
     assert set(parsed.explicit) == {
         "subtract", "pkg.multiply", "divide", "matrix", "pkg.Array", "pkg.sub.deep", "Array.sum",
     }  # fmt: skip
@@ -71,12 +70,12 @@ def test_docstring_references():
     ],
 )
 def test_docstring_text_stops_before_anything_but_prose(docstring):
-    assert parse(docstring).text == "Summary."
+    assert parse_docstring(docstring).text == "Summary."
 
 
 def test_docstring_without_prose():
-    assert parse("").text == ""
-    assert parse("f(x)").summary == ""
+    assert parse_docstring("").text == ""
+    assert parse_docstring("f(x)").summary == ""
 
 
 def test_reference_name():
@@ -223,14 +222,14 @@ def test_assemble_keeps_labels_seen_in_training_and_filters_the_item_itself():
         Item(uid="e", text="text e", targets=(), group=train_group),
     ]
     names = ("a", "c", "unseen")
-    dataset = assemble(items, label_texts={name: name.upper() for name in names}, name="x", source={})
+    dataset = dataset_from_items(items, label_texts={name: name.upper() for name in names}, name="x", source={})
     assert dataset.label_ids == ("a", "c")
     assert dataset.label_texts == ("A", "C")
     assert (dataset.train.uids, dataset.test.uids) == (("b",), ("a",))
     assert dataset.test.relevance.toarray().tolist() == [[0, 1]]
     assert dataset.test.filtered.toarray().tolist() == [[1, 0]]
     with pytest.raises(DataError, match="too few"):
-        assemble(items[:1], label_texts={name: name for name in names}, name="x", source={})
+        dataset_from_items(items[:1], label_texts={name: name for name in names}, name="x", source={})
 
 
 INDEX = """\

@@ -1,4 +1,4 @@
-"""What a Debian package is -> the packages it relates to, from the index that apt keeps on this machine.
+"""`debian`: what a Debian package is -> the packages it relates to, from the index that apt keeps on this machine.
 
 Relations are Pre-Depends, Depends, Recommends, Suggests and Enhances: the first alternative of each, without versions,
 virtual names replaced where exactly one package provides them. Left out: `libc6`, which a third of all packages need,
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dexter.data.dataset import Dataset
-from dexter.data.sources.items import Item, assemble
+from dexter.data.sources import Item, dataset_from_items
 from dexter.errors import ResourceError
 
 LISTS = Path("/var/lib/apt/lists")
@@ -35,8 +35,8 @@ _APT_HELPER = Path("/usr/lib/apt/apt-helper")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package:
-    """The part of a binary package's index entry that the data set needs."""
+class DebianPackage:
+    """The fields of a binary package's index entry that the data set needs."""
 
     name: str
     source: str
@@ -48,7 +48,7 @@ class Package:
     related: tuple[str, ...]
     """Names it relates to, as written: real or virtual."""
     provides: tuple[str, ...]
-    """Virtual names it stands for."""
+    """Virtual names it provides."""
 
 
 def build(lists: Path = LISTS) -> Dataset:
@@ -65,21 +65,16 @@ def build(lists: Path = LISTS) -> Dataset:
     packages = parse_packages(_output_lines(["apt-cache", "dumpavail"], digest), translations)
     if not packages:
         raise ResourceError("`apt-cache dumpavail` lists no package: run `apt-get update` first")
-    return make_dataset(packages, source={"format": "debian", "index sha256": digest.hexdigest()})
-
-
-def make_dataset(packages: Mapping[str, Package], *, source: Mapping[str, str]) -> Dataset:
-    """Turn packages into queries and labels."""
-    return assemble(
+    return dataset_from_items(
         make_items(packages),
         label_texts={package.name: f"{package.name}: {package.short}" for package in packages.values()},
         name="debian",
-        source=source,
+        source={"format": "debian", "index sha256": digest.hexdigest()},
     )
 
 
-def make_items(packages: Mapping[str, Package]) -> Iterator[Item]:
-    """One query per package, pointing to the packages of other sources that it relates to."""
+def make_items(packages: Mapping[str, DebianPackage]) -> Iterator[Item]:
+    """Make one query per package, pointing to the packages of other sources that it relates to."""
     providers: dict[str, set[str]] = defaultdict(set)
     for package in packages.values():
         for virtual in package.provides:
@@ -92,16 +87,16 @@ def make_items(packages: Mapping[str, Package]) -> Iterator[Item]:
         yield Item(uid=package.name, text=text, targets=tuple(others), group=package.source)
 
 
-def parse_packages(lines: Iterable[str], translations: Mapping[str, str]) -> dict[str, Package]:
-    """Read index entries as a stream; of several versions of a package the first one listed counts."""
-    packages: dict[str, Package] = {}
+def parse_packages(lines: Iterable[str], translations: Mapping[str, str]) -> dict[str, DebianPackage]:
+    """Read index entries as a stream; of several versions of a package the first one listed is used."""
+    packages: dict[str, DebianPackage] = {}
     for entry in stanzas(lines):
         name = entry.get("Package", "")
         if not name or name in packages:
             continue
         related = [other for field in _RELATIONS for other in relation_names(entry.get(field, ""))]
         short, _, long = entry.get("Description", entry.get("Description-en", "")).partition("\n")
-        packages[name] = Package(
+        packages[name] = DebianPackage(
             name=name,
             source=entry.get("Source", name).partition(" ")[0],
             short=short.strip(),
@@ -113,13 +108,13 @@ def parse_packages(lines: Iterable[str], translations: Mapping[str, str]) -> dic
 
 
 def relation_names(field: str) -> tuple[str, ...]:
-    """The first alternative of each relation of a field, without version, architecture and profile."""
+    """Return the first alternative of each relation of a field, without version, architecture and profile."""
     matches = (_PACKAGE_NAME.match(clause.strip()) for clause in field.split(","))
     return tuple(match[0] for match in matches if match)
 
 
 def stanzas(lines: Iterable[str]) -> Iterator[dict[str, str]]:
-    """Entries of a Debian control file, with the fields that we read; continuation lines keep their line breaks."""
+    """Yield the entries of a Debian control file, of the fields used here; continued lines keep their line breaks."""
     entry: dict[str, str] = {}
     field = ""
     for line in lines:
@@ -140,7 +135,7 @@ def stanzas(lines: Iterable[str]) -> Iterator[dict[str, str]]:
 
 
 def read_translations(paths: Sequence[Path], digest: hashlib._Hash) -> dict[str, str]:
-    """Long descriptions by the checksum under which the package entries refer to them."""
+    """Read the long descriptions, by the checksum with which package entries refer to them."""
     translations: dict[str, str] = {}
     for path in paths:
         for entry in stanzas(_output_lines([str(_APT_HELPER), "cat-file", str(path)], digest)):
@@ -149,8 +144,8 @@ def read_translations(paths: Sequence[Path], digest: hashlib._Hash) -> dict[str,
     return translations
 
 
-def _real_name(name: str, packages: Mapping[str, Package], providers: Mapping[str, set[str]]) -> str | None:
-    """The package behind a name: itself, or the only provider of a virtual one."""
+def _real_name(name: str, packages: Mapping[str, DebianPackage], providers: Mapping[str, set[str]]) -> str | None:
+    """Return the package of a name: itself, or the only provider of a virtual one."""
     if name in packages:
         return name
     candidates = providers.get(name, set())
@@ -158,12 +153,12 @@ def _real_name(name: str, packages: Mapping[str, Package], providers: Mapping[st
 
 
 def _one_line(long: str) -> str:
-    """A long description without its line breaks; a lone full stop is Debian's empty line."""
+    """Remove the line breaks of a long description; a lone full stop is Debian's empty line."""
     return " ".join(line for line in long.split("\n") if line not in ("", "."))
 
 
 def _output_lines(command: Sequence[str], digest: hashlib._Hash) -> Iterator[str]:
-    """Lines that a command prints, read while it runs and added to a checksum; its failure is an error."""
+    """Yield the lines that a command prints while it runs and add them to a checksum; its failure is an error."""
     environment = os.environ | {"LC_ALL": "C.UTF-8"}
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment) as process:
