@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,18 @@ from dexter.model.similar import Duplicate, find_duplicates
 from dexter.model.store import ChangedLabel, LabelStore
 
 log = logging.getLogger("dexter")
+
+
+class LabelRefused(UsageError):
+    """Raised when a change does not fit the labels; `reason` and `position` say why without quoting an id."""
+
+    def __init__(
+        self, message: str, *, reason: Literal["unknown", "repeated", "taken", "retired", "last"], position: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.position = position
+        """Which of the labels to remove, rename or add it is about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +54,7 @@ class LabelChange:
     """Whether new labels may have the ids of removed labels."""
 
     def check(self, labels: Labels, retired: Collection[str]) -> None:
-        """Raise `UsageError` unless the change fits the labels.
+        """Raise `LabelRefused` unless the change fits the labels.
 
         Args:
             labels: the present labels.
@@ -50,24 +62,22 @@ class LabelChange:
         """
         self._check_strings()
         ids, removed = set(labels.ids), set(self.remove)
-        for label_id in _distinct(self.remove, "remove"):
-            if label_id not in ids:
-                raise UsageError(_unknown(label_id, retired))
-            ids.remove(label_id)
-        for label_id in _distinct([label_id for label_id, _ in self.rename], "rename"):
-            if label_id not in ids:
-                raise UsageError(_unknown(label_id, retired))
-        for label_id, _ in self.add:
+        _check_known(self.remove, ids, retired)
+        ids -= removed
+        _check_known([label_id for label_id, _ in self.rename], ids, retired)
+        for position, (label_id, _) in enumerate(self.add):
             if label_id in ids:
-                raise UsageError(f"label id {label_id!r} is in use already: choose another id, or rename that label")
+                message = f"label id {label_id!r} is in use already: choose another id, or rename that label"
+                raise LabelRefused(message, reason="taken", position=position)
             if not self.reuse_ids and (label_id in retired or label_id in removed):
-                raise UsageError(
+                message = (
                     f"label id {label_id!r} belonged to a label that was removed, and ids are not used again: choose "
                     "another id, or ask for it with reuse_ids=True (--reuse-ids)"
                 )
+                raise LabelRefused(message, reason="retired", position=position)
             ids.add(label_id)
         if not ids:
-            raise UsageError("a model needs at least one label: not removing the last one")
+            raise LabelRefused("a model needs at least one label: not removing the last one", reason="last")
 
     def _check_strings(self) -> None:
         """Raise `UsageError` unless ids and texts are strings that can be written to a file."""
@@ -265,12 +275,15 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(part, str) for part in value)
 
 
-def _distinct(ids: Sequence[str], verb: str) -> Sequence[str]:
-    if len(set(ids)) != len(ids):
-        twice = next(label_id for position, label_id in enumerate(ids) if label_id in ids[:position])
-        raise UsageError(f"label id {twice!r} is given twice: {verb} it once")
-    return ids
-
-
-def _unknown(label_id: str, retired: Collection[str]) -> str:
-    return f"no label has the id {label_id!r}" + (": it was removed before" if label_id in retired else "")
+def _check_known(ids: Sequence[str], known: Collection[str], retired: Collection[str]) -> None:
+    """Raise `LabelRefused` unless the ids are known and distinct."""
+    seen: set[str] = set()
+    for position, label_id in enumerate(ids):
+        if label_id not in known:
+            message = f"no label has the id {label_id!r}" + (": it was removed before" if label_id in retired else "")
+            raise LabelRefused(message, reason="unknown", position=position)
+        if label_id in seen:
+            raise LabelRefused(
+                f"label id {label_id!r} is given twice: give it once", reason="repeated", position=position
+            )
+        seen.add(label_id)

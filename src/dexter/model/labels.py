@@ -37,6 +37,23 @@ class Labels:
         """Return one label with its id, text and count."""
         return LabelEntry(self.ids[row], self.texts[row], int(self.counts[row]))
 
+    def find_rows(self, query: str) -> range | list[int]:
+        """Return the rows of the labels whose id or text contains the query, ignoring case; all if it is empty.
+
+        Labels whose id or text begins with the query come first; otherwise the order of the labels is kept.
+        """
+        wanted = query.strip().casefold()
+        if not wanted:
+            return range(len(self.ids))
+        first, later = [], []
+        for row, names in enumerate(zip(self.ids, self.texts, strict=True)):
+            positions = [name.casefold().find(wanted) for name in names]
+            if 0 in positions:
+                first.append(row)
+            elif max(positions) > 0:
+                later.append(row)
+        return first + later
+
 
 @dataclass(frozen=True)
 class LabelEntry:
@@ -62,30 +79,12 @@ def search_labels(labels: Labels, query: str, *, limit: int | None = 20, offset:
 
     Args:
         labels: the labels to search.
-        query: part of an id or text, see `find_rows`.
+        query: part of an id or text, see `Labels.find_rows`.
         limit: largest number of labels on the page; None: no limit.
         offset: number of results before the page.
     """
     if offset < 0 or (limit is not None and limit < 0):
         raise UsageError(f"limit and offset must be 0 or more, got {limit} and {offset}")
-    rows = find_rows(labels, query)
+    rows = labels.find_rows(query)
     page = rows[offset:] if limit is None else rows[offset : offset + limit]
     return LabelPage([labels.entry(row) for row in page], total=len(rows))
-
-
-def find_rows(labels: Labels, query: str) -> range | list[int]:
-    """Return the rows of all labels whose id or text contains the query, ignoring case; all rows for an empty query.
-
-    Labels whose id or text begins with the query come first; otherwise the order of the labels is kept.
-    """
-    wanted = query.strip().casefold()
-    if not wanted:
-        return range(len(labels.ids))
-    first, later = [], []
-    for row, names in enumerate(zip(labels.ids, labels.texts, strict=True)):
-        positions = [name.casefold().find(wanted) for name in names]
-        if 0 in positions:
-            first.append(row)
-        elif max(positions) > 0:
-            later.append(row)
-    return first + later

@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from dexter import __version__
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.model.edits import LabelChange, VersionConflict
-from dexter.model.labels import Labels
+from dexter.model.edits import LabelChange, LabelRefused, VersionConflict
 from dexter.model.similar import SimilarLabel
 from dexter.predict.predictor import Predictor
 from dexter.serving.batching import BATCH_WAIT_SECONDS, IsDisconnected
@@ -51,6 +50,14 @@ _MAX_LABELS_PER_PAGE = 1_000
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SHOWN_LIMITS = ("max_body_bytes", "max_inputs", "max_characters", "max_in_flight", "max_queued_texts")
 _SHOWN_TIMES = ("timeout_seconds", "batch_texts")
+_REFUSALS = {
+    "unknown": (404, "label", "no label has id {} of the request"),
+    "repeated": (404, "label", "id {} of the request is given twice"),
+    "taken": (409, "taken", "the id of label {} is in use: remove that label first"),
+    "retired": (409, "refused", "the id of label {} belonged to a label that was removed: see reuse_ids"),
+    "last": (409, "last", "a run needs at least one label: the last one stays"),
+}
+"""By reason of a refused change: status, code and detail. Labels are named by position, never by id."""
 IfMatch = Annotated[str | None, Header(max_length=40, description="Change the labels only if this is their version.")]
 
 
@@ -191,18 +198,16 @@ def label_routes(runs: ServedRuns) -> APIRouter:
     @router.post("/v1/labels")
     async def add_labels(body: AddLabelsRequest, if_match: IfMatch = None) -> LabelsChanged:
         """Add labels, all or none. They can be predicted from now on, without training."""
-        run = runs.get(body.model)
-        _check_new(run.predictor.labels, [label.id for label in body.labels])
         labels = [(label.id, label.text) for label in body.labels]
-        return await change_labels(run, LabelChange(add=labels, reuse_ids=body.reuse_ids), if_match)
+        change = LabelChange(add=labels, reuse_ids=body.reuse_ids)
+        return await change_labels(runs.get(body.model), change, if_match)
 
     @router.patch("/v1/labels")
     async def rename_labels(body: RenameLabelsRequest, if_match: IfMatch = None) -> LabelsChanged:
         """Give labels new texts, all or none. They are predicted by these from now on."""
-        run = runs.get(body.model)
-        _check_known(run.predictor.labels, [label.id for label in body.labels])
         labels = [(label.id, label.text) for label in body.labels]
-        return await change_labels(run, LabelChange(rename=labels, keep_vectors=body.keep_vectors), if_match)
+        change = LabelChange(rename=labels, keep_vectors=body.keep_vectors)
+        return await change_labels(runs.get(body.model), change, if_match)
 
     @router.delete("/v1/labels")
     async def remove_labels(
@@ -211,11 +216,7 @@ def label_routes(runs: ServedRuns) -> APIRouter:
         if_match: IfMatch = None,
     ) -> LabelsChanged:
         """Remove labels, all or none. They are not predicted any more."""
-        run = runs.get(model)
-        _check_known(run.predictor.labels, id)
-        if len(id) == len(run.predictor.labels.ids):
-            raise Problem(409, "last", "a run needs at least one label: the last one stays")
-        return await change_labels(run, LabelChange(remove=id), if_match)
+        return await change_labels(runs.get(model), LabelChange(remove=id), if_match)
 
     return router
 
@@ -226,9 +227,11 @@ async def change_labels(run: ServedRun, change: LabelChange, if_match: str | Non
         result = await run.change_labels(change, expected=_read_version(if_match))
     except VersionConflict:
         raise Problem(412, "version", "the labels have another version by now: list them and try again") from None
+    except LabelRefused as error:
+        status, code, detail = _REFUSALS[error.reason]
+        raise Problem(status, code, detail.format(error.position)) from None
     except UsageError:
-        detail = "an id is unknown or in use by now, or belonged to a label that was removed (see reuse_ids)"
-        raise Problem(409, "refused", detail) from None
+        raise Problem(409, "refused", "the labels cannot be changed this way") from None
     except ResourceError:
         detail = "another process is changing the labels, or there is no room or permission to write them"
         raise Problem(503, "write", detail, headers={"Retry-After": "1"}) from None
@@ -252,23 +255,6 @@ def _read_version(if_match: str | None) -> int | None:
     if not (value.isascii() and value.isdecimal()):
         raise Problem(422, "version", "If-Match takes the number of a version")
     return int(value)
-
-
-def _check_new(labels: Labels, ids: Sequence[str]) -> None:
-    """Refuse ids in use; they are named by position, because an answer does not repeat the request."""
-    taken = set(labels.ids)
-    for position, label_id in enumerate(ids):
-        if label_id in taken:
-            raise Problem(409, "taken", f"the id of label {position} is in use: remove that label first")
-        taken.add(label_id)
-
-
-def _check_known(labels: Labels, ids: Sequence[str]) -> None:
-    known = set(labels.ids)
-    for position, label_id in enumerate(ids):
-        if label_id not in known:
-            raise Problem(404, "label", f"no label has id {position} of the request")
-        known.remove(label_id)
 
 
 def status_routes(runs: ServedRuns, metrics: Metrics, traffic: Traffic) -> APIRouter:

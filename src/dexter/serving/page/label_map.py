@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from dexter.model.labels import Labels, find_rows
+from dexter.model.labels import Labels
 from dexter.predict.predictor import Predictor
 from dexter.serving.page.view import Renderer, page_router
 from dexter.serving.runs import ServedRuns
@@ -85,7 +85,7 @@ def map_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
             version, made = await run.read_labels(map_labels)
             maps[run.name] = predictor.fingerprint, version, made
         label_map = maps[run.name][2]
-        found = (await run_in_threadpool(find_rows, label_map.labels, q))[:_MAX_FOUND] if q.strip() else []
+        found = (await run_in_threadpool(label_map.labels.find_rows, q))[:_MAX_FOUND] if q.strip() else []
         return render("map", model=run.name, map=label_map, points=label_map.points(found), found=found, q=q)
 
     return router

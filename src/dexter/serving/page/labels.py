@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dexter.evaluation.records import Miss, read_misses
-from dexter.model.labels import LabelEntry, find_rows
+from dexter.model.labels import LabelEntry
 from dexter.model.similar import SimilarLabel
 from dexter.predict.predictor import Predictor
 from dexter.serving.page.view import Renderer, page_router
@@ -100,7 +100,7 @@ def labels_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
 def _list_labels(predictor: Predictor, query: str, band: str, start: int) -> LabelListing:
     """Return a page of the labels that match the query and are in the band (in any if empty)."""
     labels = predictor.labels
-    found = np.asarray(find_rows(labels, query), dtype=np.int64)
+    found = np.asarray(labels.find_rows(query), dtype=np.int64)
     counts = labels.counts[found]
     banded = {name: found[(counts >= least) & (counts <= most)] for name, (least, most) in BANDS.items()}
     wanted = banded[band] if band else found
