@@ -96,7 +96,7 @@ def run_recipe(
         trained = Time.now() - start
         chosen = Predictor.load(finished.path)
         for head in chosen.model.heads:
-            plain = Predictor(chosen.model, head=head, neighbours=False, dial=chosen.model.default_dial)
+            plain = chosen.variant(chosen.choose(head=head, neighbours=False))
             yield f"{recipe} {head}", Row(*ask(plain, test), train=trained)
         yield recipe, Row(*ask(chosen, test), train=trained)
 

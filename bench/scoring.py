@@ -34,7 +34,7 @@ def load(name: str) -> Dataset:
 def print_neighbours(run: Path, dataset: Dataset) -> None:
     """Test metrics with and without the neighbours, and the calibration of what the run was tuned to."""
     tuned = Predictor.load(run)
-    print(f"tuned: {tuned.model.scoring.describe()}")
+    print(f"tuned: {tuned.scoring.describe()}")
     print(f"{'':12s}" + "".join(f"{name:>8s}" for name in COLUMNS))
     for neighbours in (False, True):
         report = evaluate(Predictor.load(run, neighbours=neighbours), dataset, num_resamples=0)

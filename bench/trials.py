@@ -17,6 +17,7 @@ from dexter.data.formats import load_dataset
 from dexter.data.sources import build
 from dexter.evaluation.runs import DEFAULT_KS, evaluate
 from dexter.predict.predictor import Predictor
+from dexter.predict.rank import RankingChoice
 from dexter.training import train
 from dexter.types import HeadName
 
@@ -61,7 +62,7 @@ def run(dataset: Dataset, recipe: str, overrides: Mapping[str, Any], *, heads: I
         model = Predictor.load(finished.path).model
         metrics = {}
         for head in heads or model.heads:
-            predictor = Predictor(model, head=head, neighbours=False, dial=float(model.has_prior))
+            predictor = Predictor(model, RankingChoice(head=head, dial=model.default_dial))
             metrics[head] = evaluate(predictor, dataset, ks=ks, num_resamples=0).metrics
     return Trial(metrics, cpu_seconds)
 

@@ -59,9 +59,10 @@ def test_saved_then_loaded_is_the_same(trained, world, tmp_path):
 
 def test_the_same_model_has_the_same_fingerprint_and_a_changed_one_another(trained, tmp_path):
     model = Model.load(trained / "model")
-    model.save(tmp_path / "same")
+    scoring = json.loads((trained / "model" / "dexter" / "scoring.json").read_text())
+    model.save(tmp_path / "same", records={"scoring.json": scoring})
     model = with_label(model, "new", "a new label")
-    model.save(tmp_path / "changed")
+    model.save(tmp_path / "changed", records={"scoring.json": scoring})
     assert fingerprint(trained / "model") == fingerprint(tmp_path / "same") != fingerprint(tmp_path / "changed")
 
 

@@ -7,7 +7,7 @@ import torch
 import dexter
 from dexter import Predictor
 from dexter.errors import UsageError
-from dexter.predict.dial import frequency_prior
+from dexter.model.model import frequency_prior
 from tests.conftest import SMALL
 
 
@@ -26,7 +26,7 @@ def test_the_dial_weighs_the_learned_prior(trained, world, dial):
 def test_without_a_learned_prior_the_dial_adds_the_log_frequency(world, tmp_path):
     run = dexter.train(world, recipe="dexml", out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1})
     plain, dialled = (Predictor.load(run.path, dial=dial, neighbours=False) for dial in (None, 0.5))
-    assert plain.dial == 0.0
+    assert plain.choice.dial == 0.0
     num_labels = len(world.label_ids)
     before, after = (predictor.top(world.test.texts[:5], num_labels) for predictor in (plain, dialled))
     prior = frequency_prior(plain.labels.counts, plain.model.head.temperature).numpy()

@@ -56,7 +56,7 @@ def test_parts_add_up_to_the_predicted_score(unified, world, options):
         "classifier": {"classifier", "classifier prior"},
     }.get(options.get("head", ""), {"encoder", "encoder prior", "classifier", "classifier prior"})
     assert set(explained.parts) - {"neighbours"} == names
-    assert ("neighbours" in explained.parts) == predictor.uses_neighbours
+    assert ("neighbours" in explained.parts) == predictor.choice.uses_neighbours
 
 
 def test_a_model_without_prior_and_its_frequency(world, tmp_path):

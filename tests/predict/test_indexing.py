@@ -37,7 +37,7 @@ def run(trained, tmp_path):
 
 def make_index(run, backend="pq", **settings):
     predictor = Predictor.load(run, index="exact")
-    return build_run_index(predictor.model, run / "model", head=predictor.head, backend=backend, **settings)
+    return build_run_index(predictor.model, run / "model", head=predictor.choice.head, backend=backend, **settings)
 
 
 @pytest.mark.parametrize("backend", ["exact", "pq", "hnsw"])

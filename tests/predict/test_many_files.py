@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dexter.errors import DataError, UsageError
-from dexter.predict.many_files import is_pattern, predict_files
+from dexter.predict.files import is_pattern, predict_files
 from dexter.predict.predictor import Predictor
 from dexter.processes import Launch, read_launch
 

@@ -11,7 +11,9 @@ from scipy.sparse import csr_matrix, random
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
 from dexter.index.exact import search
-from dexter.predict.neighbours import TRAINING_QUERIES_FILE, TrainingQueries, add_votes
+from dexter.model.training_queries import TRAINING_QUERIES_FILE, TrainingQueries
+from dexter.predict.neighbours import DEFAULT_VOTES, add_votes, count_votes
+from dexter.predict.rank import RankingChoice
 from dexter.types import TopK
 
 
@@ -35,21 +37,21 @@ def slow_votes(training_queries, nearest, temperature):
 @pytest.mark.parametrize("neighbours", [1, 7, 29])
 def test_votes_equal_a_slow_loop(training_queries, neighbours):
     nearest = training_queries.nearest(torch.randn(5, 8), neighbours)
-    found = training_queries.votes(nearest, 0.1).toarray()
+    found = count_votes(training_queries, nearest, 0.1).toarray()
     np.testing.assert_allclose(found, slow_votes(training_queries, nearest, 0.1), atol=1e-5)
 
 
 def test_a_text_that_is_near_to_nobody_gets_no_votes(training_queries):
     nearest = training_queries.nearest(torch.zeros(2, 8), 5)
-    assert training_queries.votes(nearest, 0.1).sum() == 0
+    assert count_votes(training_queries, nearest, 0.1).sum() == 0
 
 
 @pytest.mark.parametrize("k", [1, 4, 17])
 @pytest.mark.parametrize("excluding", [False, True])
-def test_the_blend_is_that_of_scoring_every_label(training_queries, k, excluding):
+def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding):
     torch.manual_seed(k)
     queries, labels = torch.randn(11, 6), torch.randn(17, 6)
-    votes = training_queries.votes(training_queries.nearest(torch.randn(11, 8), 6), 0.2)
+    votes = count_votes(training_queries, training_queries.nearest(torch.randn(11, 8), 6), 0.2)
     exclude = random(11, 17, density=0.3, format="csr", random_state=1) if excluding else None
     found = search(queries, labels, k, exclude=exclude)
     blended = add_votes(found, votes, queries, labels, scale=3.0, exclude=exclude)
@@ -118,18 +120,17 @@ def test_what_does_not_fit_is_refused(training_queries, tmp_path, kind):
         TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
 
 
-def test_a_predictor_voting_adds_the_votes(trained, world):
+def test_a_predictor_with_neighbours_adds_their_votes(trained, world):
     plain, voting = Predictor.load(trained, neighbours=False), Predictor.load(trained, neighbours=True)
     texts = world.test.texts
     model = voting.model
-    blend = model.scoring.votes
-    votes = model.training_queries.votes(
-        model.training_queries.nearest(model.encode_queries(texts), blend.neighbours), blend.temperature
-    )
+    settings = voting.choice.votes
+    nearest = model.training_queries.nearest(model.encode_queries(texts), settings.neighbours)
+    votes = count_votes(model.training_queries, nearest, settings.temperature)
     before = plain.top(texts, len(world.label_ids))
     scores = np.empty(before.ids.shape)
     np.put_along_axis(scores, before.ids, before.scores, axis=1)
-    scores += blend.weight * model.head.temperature * votes.toarray()
+    scores += settings.weight * model.head.temperature * votes.toarray()
     found = voting.top(texts, 5)
     np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :5], atol=1e-5)
     assert (found.ids != before.ids[:, :5]).any()
@@ -167,7 +168,7 @@ def test_a_model_without_training_queries_says_so(trained, world):
     model = replace(Predictor.load(trained).model, training_queries=None)
     assert Predictor(model).predict(["river"], k=1)
     with pytest.raises(UsageError, match="without keeping its training queries"):
-        Predictor(model, neighbours=True)
+        Predictor(model, RankingChoice(head="encoder", dial=1.0, votes=DEFAULT_VOTES))
     with pytest.raises(UsageError, match="without keeping its training queries"):
         Predictor(model).nearest(["river"])
 

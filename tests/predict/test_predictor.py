@@ -12,6 +12,7 @@ import pytest
 from dexter import Prediction, Predictor
 from dexter.errors import ModelError, UsageError
 from dexter.predict.predictor import _BLOCK_TEXTS, _blocks
+from dexter.predict.scoring import SCORING_FILE
 from tests.conftest import WORDS
 
 
@@ -199,7 +200,7 @@ def test_a_run_folder_and_its_model_folder_are_the_same(trained, world):
 
 def test_saved_then_loaded_predicts_the_same(predictor, world, tmp_path):
     predictor.add_labels([("new", "river stone")])
-    predictor.model.save(tmp_path / "model")
+    predictor.model.save(tmp_path / "model", records={SCORING_FILE: predictor.scoring.to_json()})
     assert Predictor.load(tmp_path).predict(world.test.texts, k=7) == predictor.predict(world.test.texts, k=7)
 
 
@@ -225,13 +226,15 @@ def test_a_predictor_that_is_let_go_is_gone(trained):
 def test_a_variant_ranks_as_a_predictor_of_its_own_and_shares_what_is_the_same(trained, world):
     texts, predictor = world.test.texts[:20], Predictor.load(trained)
     assert predictor.model.has_prior
-    turned = predictor.variant(dial=0.3)
+    turned = predictor.variant(predictor.choose(dial=0.3))
     assert turned.index is predictor.index
     assert turned.predict(texts) == Predictor.load(trained, dial=0.3).predict(texts)
     for head in predictor.model.heads:
-        assert predictor.variant(head=head).predict(texts) == Predictor.load(trained, head=head).predict(texts)
+        assert predictor.variant(predictor.choose(head=head)).predict(texts) == Predictor.load(
+            trained, head=head
+        ).predict(texts)
     assert predictor.variant().predict(texts) == predictor.predict(texts)
     predictor.add_labels([("new", texts[0])])
-    assert "new" in predictor.variant(dial=0.3).labels.ids and "new" not in turned.labels.ids
+    assert "new" in predictor.variant(predictor.choose(dial=0.3)).labels.ids and "new" not in turned.labels.ids
     turned.remove_labels([turned.labels.ids[0]])
     assert len(turned.index.vectors_LD) == len(turned.labels.ids) == world.num_labels - 1

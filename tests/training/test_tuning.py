@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ import dexter
 from dexter import Predictor
 from dexter.config import load_config
 from dexter.errors import ModelError, UsageError
-from dexter.metrics import score
+from dexter.metrics import Ratio, score
 from dexter.model.model import Model
-from dexter.predict.neighbours import VoteSettings
-from dexter.predict.scoring import Scoring
+from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings
+from dexter.predict.rank import RankingChoice
+from dexter.predict.scoring import Scoring, read_scoring
 from dexter.training.parts import make_splits
-from dexter.training.tuning import Choice, Trial, keep_training_queries
+from dexter.training.tuning import Trial, choose_scoring, keep_training_queries
 from tests.conftest import SMALL, make_world
 
 
@@ -31,11 +33,12 @@ def splits(run, world):
 
 def test_training_ends_with_training_queries_and_a_choice(trained, world):
     train, _ = splits(trained, world)
-    model = Predictor.load(trained).model
+    predictor = Predictor.load(trained)
+    model, scoring = predictor.model, predictor.scoring
     assert len(model.training_queries) == len(train)
     np.testing.assert_array_equal(model.training_queries.relevance.toarray() > 0, train.relevance.toarray() > 0)
-    assert model.scoring.metric == "nDCG@5"
-    assert model.scoring.validation["tuned"]["nDCG@5"] >= model.scoring.validation["model"]["nDCG@5"]
+    assert scoring.metric == "nDCG@5"
+    assert scoring.validation["tuned"]["nDCG@5"] >= scoring.validation["model"]["nDCG@5"]
 
 
 @pytest.mark.parametrize("metric", ["P@1", "PSP@3", "nDCG@4"])
@@ -45,7 +48,7 @@ def test_what_is_stored_is_what_predictions_give(run, world, metric):
     top_ids = Predictor.load(run).top(validation.texts, 5).ids
     found = score(top_ids, validation.relevance, train.relevance, ks=(1, 3, 4))
     assert found[metric] == pytest.approx(scoring.validation["tuned"][metric], abs=1e-9)
-    assert scoring == Predictor.load(run).model.scoring
+    assert scoring == Predictor.load(run).scoring
     plain = Predictor.load(run, neighbours=False, dial=1.0).top(validation.texts, 5).ids
     before = score(plain, validation.relevance, train.relevance, ks=(1, 3, 4))
     assert before[metric] == pytest.approx(scoring.validation["model"][metric], abs=1e-9)
@@ -63,7 +66,7 @@ def test_tuning_leaves_changed_labels_and_the_models_files_alone(run, world):
     after = Predictor.load(run)
     assert after.fingerprint == before.fingerprint
     assert list(after.labels.ids) == [*world.label_ids, "new"]
-    assert after.model.scoring.metric == "PSP@5"
+    assert after.scoring.metric == "PSP@5"
 
 
 def test_a_damaged_or_foreign_choice_is_refused(run, world):
@@ -75,22 +78,59 @@ def test_a_damaged_or_foreign_choice_is_refused(run, world):
         with pytest.raises(ModelError, match=r"tuned\.json"):
             Predictor.load(run)
     path.unlink()
-    assert Predictor.load(run).model.scoring.metric == "nDCG@5"
+    assert Predictor.load(run).scoring.metric == "nDCG@5"
 
 
 def test_a_trial_ranks_as_the_predictor_does(trained, world):
     train, validation = splits(trained, world)
     predictor = Predictor.load(trained, dial=0.4, neighbours=True)
     trial = Trial(predictor.model, train, validation, metric="P@1")
-    found = trial.rank(Choice(predictor.head, 0.4, predictor.model.scoring.votes), 6)
+    found = trial.rank(predictor.choice, 6)
     np.testing.assert_array_equal(found.ids, predictor.top(validation.texts, 6).ids)
 
 
-def test_no_better_by_more_than_its_error_is_luck(trained, world):
+AS_TRAINED = RankingChoice(head="encoder", dial=1.0)
+VOTING = replace(AS_TRAINED, votes=DEFAULT_VOTES)
+
+
+def scored(gains):
+    """A stand-in for scoring a choice: votes gain so much on each query, compared with the model as trained."""
+    gains = np.array(gains, dtype=np.float64)
+
+    def score(trial, choice):
+        hits = gains if choice.votes is not None else np.zeros_like(gains)
+        names = [trial.metric, *(f"{name}@{k}" for name in ("P", "PSP") for k in (1, 3, 5))]
+        return dict.fromkeys(names, Ratio(hits, np.ones_like(gains)))
+
+    return score
+
+
+@pytest.mark.parametrize(
+    ("gains", "is_better"),
+    [
+        ([1] * 6 + [0] * 30, True),  # 6 is more than 1.5 x 2.24
+        ([1] * 2 + [0] * 34, False),  # 2 is less than 1.5 x 1.37, though better
+        ([1] * 20 + [-1] * 16, False),  # 4 is less than 1.5 x 5.96
+        ([0] * 36, False),
+        ([-1] * 36, False),
+    ],
+)
+def test_a_ranking_is_chosen_only_if_it_is_better_by_more_than_luck(trained, world, monkeypatch, gains, is_better):
     train, validation = splits(trained, world)
-    trial = Trial(Predictor.load(trained).model, train, validation, metric="P@1")
-    same = Choice("encoder", 1.0, None)
-    assert trial.is_luck(same, same)
+    model = Predictor.load(trained).model
+    monkeypatch.setattr(Trial, "_score", scored(gains))
+    assert Trial(model, train, validation, metric="P@1").is_significant(AS_TRAINED, VOTING) == is_better
+    scoring = choose_scoring(model, train, validation, metric="P@1", maximum=100)
+    assert (scoring.choice.votes is not None) == is_better
+
+
+def test_tuning_finds_the_votes_of_neighbours_where_the_model_alone_is_bad(trained, world):
+    train, validation = splits(trained, world)
+    model = Predictor.load(trained).model
+    shuffled = replace(model, representations_LD=model.representations_LD.flip(0))
+    scoring = choose_scoring(shuffled, train, validation, metric="P@1", maximum=100)
+    assert scoring.choice.votes is not None
+    assert scoring.validation["tuned"]["P@1"] > scoring.validation["model"]["P@1"] + 10
 
 
 def test_more_queries_than_may_be_kept_are_not(world, tmp_path, caplog):
@@ -120,12 +160,15 @@ def test_what_cannot_be_tuned_says_why(run, world, tmp_path):
 
 
 def test_a_damaged_scoring_is_refused(tmp_path):
-    scoring = Scoring(
-        metric="P@1", dial=0.5, votes=VoteSettings(neighbours=3, temperature=0.1, weight=2.0), use_neighbours=True
-    )
-    scoring.save(tmp_path)
-    assert Scoring.load(tmp_path) == scoring
-    for content in ("{", "[]", "{}", '{"votes": 3}', '{"votes": {}, "dial": 7}'):
-        (tmp_path / "scoring.json").write_text(content)
+    votes = VoteSettings(neighbours=3, temperature=0.1, weight=2.0)
+    scoring = Scoring(metric="P@1", choice=RankingChoice(head="encoder", dial=0.5, votes=votes))
+    path = tmp_path / "dexter" / "scoring.json"
+    path.parent.mkdir()
+    assert read_scoring(tmp_path, fingerprint="") == Scoring()
+    path.write_text(json.dumps(scoring.to_json()))
+    assert read_scoring(tmp_path, fingerprint="") == scoring
+    choices = ('{"votes": 3}', '{"head": "encoder", "dial": 7, "votes": null}', "[]")
+    for content in ("{", "[]", "{}", *(f'{{"choice": {choice}, "calibration": null}}' for choice in choices)):
+        path.write_text(content)
         with pytest.raises(ModelError):
-            Scoring.load(tmp_path)
+            read_scoring(tmp_path, fingerprint="")

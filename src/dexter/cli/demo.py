@@ -23,6 +23,7 @@ from dexter.evaluation.runs import DEFAULT_KS, TABLE_COLUMNS, predict_columns
 from dexter.evaluation.tables import render_table
 from dexter.metrics import overfetch, remove_filtered
 from dexter.predict.predictor import Predictor
+from dexter.predict.rank import RankingChoice
 from dexter.training import Run, train
 
 log = logging.getLogger("dexter")
@@ -83,7 +84,7 @@ def _rank_by_heads(run: Run, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
     split, model = test_split(dataset), Predictor.load(run.path).model
     return {
         f"unidec, {head}": predict_columns(
-            Predictor(model, head=head, neighbours=False), dataset, split, max(DEFAULT_KS)
+            Predictor(model, RankingChoice(head=head, dial=model.default_dial)), dataset, split, max(DEFAULT_KS)
         )
         for head in model.heads
     }

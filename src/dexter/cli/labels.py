@@ -145,7 +145,7 @@ def _report(run: Path, predictor: Predictor, result: ChangeResult, done: str, as
 
 
 def _show(page: LabelPage, as_json: bool) -> None:
-    from dexter.predict.streams import label_lines
+    from dexter.predict.files import label_lines
 
     if as_json:
         echo_json(asdict(page))

@@ -363,9 +363,8 @@ def predict(
         raise UsageError("give a text or --input, not both")
     if sum((threshold is not None, precision is not None, best_f1)) > 1:
         raise UsageError("give one of --threshold, --precision and --best-f1")
-    from dexter.predict.many_files import is_pattern, predict_files
+    from dexter.predict.files import Query, form_of, is_pattern, predict_files, predict_texts, read_texts, write_lines
     from dexter.predict.predictor import Predictor
-    from dexter.predict.streams import Query, form_of, predict_texts, read_texts, write_lines
 
     launch, many = read_launch(), input_path is not None and is_pattern(str(input_path))
     if many and output_path is None:
@@ -412,14 +411,14 @@ def index_command(
     from itertools import islice
 
     from dexter.model.store import model_folder
+    from dexter.predict.files import read_texts
     from dexter.predict.indexing import build_run_index, describe
     from dexter.predict.predictor import Predictor
-    from dexter.predict.streams import read_texts
 
     texts = None if queries is None else [query.text for query in islice(read_texts(queries), 512)]
     predictor = Predictor.load(run, head=_head(head), index="exact")
     report = build_run_index(
-        predictor.model, model_folder(run), head=predictor.head, backend=backend, queries=texts, url=url
+        predictor.model, model_folder(run), head=predictor.choice.head, backend=backend, queries=texts, url=url
     )
     if as_json:
         echo_json(asdict(report))

@@ -112,12 +112,8 @@ def _measure_loss(
     """P@k of the test queries with torch and with the quantised graph, ranked as the run ranks them."""
     encoder, split = check_exportable(predictor.model.encoder), test_split(data)
     log.info("int8: measuring what it costs on %s test queries of %s", f"{len(split):,}", data.name)
-    quantized = Predictor(
-        replace(predictor.model, query_encoder=OnnxEncoder(content, encoder, precision="int8", path=path)),
-        head=predictor.head,
-        neighbours=predictor.uses_neighbours,
-        dial=predictor.dial,
-    )
+    exported = OnnxEncoder(content, encoder, precision="int8", path=path)
+    quantized = predictor.variant(model=replace(predictor.model, query_encoder=exported))
     places = max(int(name.partition("@")[2]) for name in METRICS) + overfetch(split.filtered)
     before, after = (predict_columns(each, data, split, places) for each in (predictor, quantized))
     found = compare(before, after, split, data.train.relevance)

@@ -30,6 +30,7 @@ from dexter.evaluation.tables import render_comparison, render_table
 from dexter.metrics import member_mask, overfetch, remove_filtered
 from dexter.predict.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
 from dexter.predict.predictor import Predictor, Runtime
+from dexter.predict.rank import rank
 from dexter.processes import Processes, SingleProcess
 from dexter.types import HeadName, TopK
 
@@ -151,18 +152,18 @@ def evaluate_run(
         dataset,
         model_hash=predictor.fingerprint,
         encoder=type(predictor.model.encoder).__name__,
-        head=predictor.head,
+        head=predictor.choice.head,
         k=max(report.settings["ks"]),
         index=predictor.index.backend,
         index_recall=predictor.index.recall,
-        scoring=predictor.scoring,
+        scoring=asdict(predictor.choice),
         seed=predictor.model.facts.get("seed"),
         dtype="float32" if exported is None else exported.precision,
         runtime=runtime,
         device=str(predictor.model.representations_LD.device),
         wall_seconds=time.monotonic() - started,
     )
-    path = record or run / "results" / f"{dataset.name}-test-{predictor.head}.json"
+    path = record or run / "results" / f"{dataset.name}-test-{predictor.choice.head}.json"
     if processes is None or processes.rank == 0:
         write_record(path, described)
         write_misses(path.with_suffix(".misses.jsonl"), _find_test_misses(dataset, columns_NK))
@@ -219,13 +220,13 @@ def dial_curve(
     model = predictor.model
     representations_ND = model.encode_queries(split.texts)
     points = {}
-    for dial in sorted({*dials, predictor.dial}):
-        turned = Predictor(model, head=predictor.head, neighbours=predictor.uses_neighbours, dial=dial)
-        found = turned.top_encoded(representations_ND, max(ks) + overfetch(split.filtered))
+    for dial in sorted({*dials, predictor.choice.dial}):
+        turned = predictor.variant(predictor.choose(dial=dial), model=model)
+        found = rank(model, turned.index, representations_ND, turned.choice, max(ks) + overfetch(split.filtered))
         columns_NK = as_columns(turned, dataset, found.ids)
         report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=0)
         points[dial] = report.metrics
-    return DialCurve(points=points, current=predictor.dial)
+    return DialCurve(points=points, current=predictor.choice.dial)
 
 
 def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int) -> NDArray[np.int64]:

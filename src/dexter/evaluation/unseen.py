@@ -134,7 +134,7 @@ def _restrict(predictor: Predictor, ids: set[str]) -> Predictor:
     """Return a predictor that ranks only these labels."""
     rows = np.array([row for row, label_id in enumerate(predictor.labels.ids) if label_id in ids], dtype=np.int64)
     model = predictor.model.select_labels(rows)
-    return Predictor(model, head=predictor.head, neighbours=predictor.uses_neighbours, dial=predictor.dial)
+    return predictor.variant(model=model)
 
 
 def _score(predictor: Predictor, dataset: Dataset, split: Split) -> dict[str, float]:

@@ -3,7 +3,7 @@
 model/    the encoder (a sentence-transformers folder where its kind allows that), and beside it
   dexter/   model.json (version, heads, facts), labels.jsonl (id, text, training count),
             heads.safetensors (projections, priors, classifier table), labels.safetensors (representations),
-            training_queries.safetensors (see `dexter.predict.neighbours`), scoring.json (what was tuned)
+            training_queries.safetensors (see `dexter.model.training_queries`), scoring.json (what was tuned)
   MANIFEST.json   SHA-256 of every file, written last
 """
 
@@ -28,11 +28,8 @@ from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.errors import ModelError, UsageError
 from dexter.files import atomic_folder, verify_manifest, write_json
 from dexter.model.labels import Labels
-from dexter.model.store import fingerprint
+from dexter.model.training_queries import TrainingQueries
 from dexter.model.unseen import fill_unseen_rows
-from dexter.predict.dial import frequency_prior, with_element
-from dexter.predict.neighbours import TrainingQueries
-from dexter.predict.scoring import Scoring, read_tuned
 from dexter.processes import Processes, SingleProcess
 from dexter.types import HEAD_NAMES, HeadName
 
@@ -66,8 +63,6 @@ class Model:
     """While several processes train it: who holds the other labels. This one then has the vectors of its own only."""
     training_queries: TrainingQueries | None = None
     """The training queries, where they are kept."""
-    scoring: Scoring = field(default_factory=Scoring)
-    """How scores become predictions, as tuned."""
     query_encoder: OnnxEncoder | None = None
     """What encodes queries in place of `encoder`; labels are always encoded by that."""
 
@@ -78,8 +73,8 @@ class Model:
 
     @property
     def default_dial(self) -> float:
-        """The weight of the label prior: as tuned, else as trained."""
-        return self.scoring.dial if self.scoring.dial is not None else float(self.has_prior)
+        """The weight of the label prior as trained: 1, or 0 where none was learned."""
+        return float(self.has_prior)
 
     @property
     def heads(self) -> tuple[HeadName, ...]:
@@ -88,8 +83,8 @@ class Model:
 
     @property
     def default_head(self) -> HeadName:
-        """The one that was chosen on validation; else both where there are two."""
-        return next((head for head in self.heads if head == self.scoring.head), self.heads[-1])
+        """The head that ranks where none was chosen: both where there are two."""
+        return self.heads[-1]
 
     def query_vectors(self, texts: Sequence[str], *, head: HeadName | None = None) -> Tensor:
         """The vectors to search with."""
@@ -117,7 +112,7 @@ class Model:
             if head != "encoder" and self.classifier is not None:
                 parts.append(self.classifier.queries(representations_ND, search=True, prior_weight=weight))
             vectors_ND = torch.cat(parts, dim=1)
-            return with_element(vectors_ND, weight) if self._needs_frequency(dial) else vectors_ND
+            return _with_element(vectors_ND, weight) if self._needs_frequency(dial) else vectors_ND
 
     def label_vectors(
         self, *, head: HeadName | None = None, prior_weight: float = 1.0, dial: float | None = None
@@ -128,7 +123,7 @@ class Model:
         """
         if self._needs_frequency(dial):
             prior_L = frequency_prior(self.labels.counts, self.head.temperature)
-            return with_element(self.label_vectors(head=head), prior_L.to(self.representations_LD.device))
+            return _with_element(self.label_vectors(head=head), prior_L.to(self.representations_LD.device))
         head = self._resolve_head(head)
         with torch.inference_mode():
             dual_LD = self.head.labels(self.representations_LD, weight=prior_weight)
@@ -211,8 +206,13 @@ class Model:
         labels = Labels(self.labels.ids, changed_texts, self.labels.counts)
         return replace(self, labels=labels, representations_LD=changed_LD)
 
-    def save(self, folder: Path) -> None:
-        """Publish the model as a folder, whole or not at all; an older one in its place is replaced."""
+    def save(self, folder: Path, *, records: Mapping[str, object] | None = None) -> None:
+        """Publish the model as a folder, whole or not at all; an older one in its place is replaced.
+
+        Args:
+            folder: where to.
+            records: JSON values to publish with the model, by file name.
+        """
         from safetensors.torch import save_file
 
         with atomic_folder(folder, replace=True) as temporary:
@@ -230,7 +230,8 @@ class Model:
             (own / "labels.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
             described = {"format_version": FORMAT_VERSION, "heads": self._describe_heads(), "facts": self.facts}
             write_json(own / "model.json", described)
-            self.scoring.save(own)
+            for name, record in (records or {}).items():
+                write_json(own / name, record)
             if self.training_queries is not None:
                 self.training_queries.save(own)
 
@@ -267,7 +268,6 @@ class Model:
             training_queries=TrainingQueries.load(
                 own, num_labels=len(labels.ids), dimension=encoder.dimension, device=device
             ),
-            scoring=read_tuned(folder, fingerprint=fingerprint(folder)) or Scoring.load(own),
         )
 
     def with_labels(
@@ -404,3 +404,18 @@ def _build_heads(
     except RuntimeError as error:
         raise ModelError(f"heads.safetensors does not fit the model ({error})") from None
     return dual, classifier
+
+
+def frequency_prior(counts_L: NDArray[np.integer], temperature: float) -> Tensor:
+    """Return what full frequency adds to each label's score: 0 for the most frequent label, less for others.
+
+    It is what a learned prior starts from: the temperature times the logarithm of the label's count.
+    """
+    logarithms = np.log(np.asarray(counts_L, dtype=np.float64) + 0.5)
+    return torch.from_numpy(temperature * (logarithms - logarithms.max())).float()
+
+
+def _with_element(vectors_ND: Tensor, element: Tensor | float) -> Tensor:
+    """Append one element to each vector, the same to all or one for each."""
+    column_N1 = torch.as_tensor(element, dtype=vectors_ND.dtype, device=vectors_ND.device).reshape(-1, 1)
+    return torch.cat([vectors_ND, column_N1.expand(len(vectors_ND), 1)], dim=1)

@@ -1,7 +1,7 @@
-"""Why a label: what its score is made of, the words of the text that carry it, and training queries that have it.
+"""Explain why a text gets a label: the parts of its score, the words that carry it, and training queries that have it.
 
-A word's weight is what the score loses when the word is left out of the text, so it may be negative; weights need not
-add up to the score, because words are not independent of each other. The parts of the score do add up to it.
+A word's weight is what the score loses when the word is left out of the text, so it may be negative. Weights need not
+add up to the score, because words are not independent of each other; the parts of the score do.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dexter.index import Index
+from dexter.model.model import Model
+from dexter.predict.neighbours import Neighbour, find_neighbours
+from dexter.predict.rank import RankingChoice, score_parts
 from dexter.types import band_of
-
-if TYPE_CHECKING:
-    from dexter.predict.predictor import Neighbour
 
 _WORD = re.compile(r"\w+(?:[.'’+#-]+\w+)*[+#]*")
 _MOST_WORDS = 256
-"""So many words are weighed, from the beginning: what follows is hardly read by an encoder."""
+"""Words that are weighed, from the beginning of the text: encoders hardly read more."""
 _MOST_CHARACTERS = 20_000
-"""So much of a text is looked at; encoders read less."""
+"""Characters of a text that are used; encoders read less."""
 _SHOWN_WORDS = 8
+"""Strongest words in the printed form."""
 
 Parts = Mapping[str, NDArray[np.float32]]
 """The parts of scores by name, each texts x labels."""
@@ -32,7 +34,7 @@ Parts = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the text, where it stands, and what the score loses without it."""
+    """A word of the text, its position in characters, and what the score loses without it."""
 
     text: str
     start: int
@@ -42,13 +44,13 @@ class Word:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Why a text got a label, or did not."""
+    """Why a text gets a label, or does not."""
 
     id: str
     text: str
     """The label's."""
     parts: Mapping[str, float]
-    """What adds up to the score: inner products of encoder and classifier, their priors, the memory's votes."""
+    """What adds up to the score: inner products of encoder and classifier, their priors, the votes of neighbours."""
     words: Sequence[Word]
     """The text's words in order."""
     neighbours: Sequence[Neighbour]
@@ -67,11 +69,11 @@ class Explanation:
         return band_of(self.count)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return plain values for JSON."""
         return {**asdict(self), "score": self.score, "band": self.band}
 
     def lines(self) -> list[str]:
-        """The same to read: parts, strongest words, training queries."""
+        """Return lines to print: parts, strongest words, training queries."""
         strongest = sorted(self.words, key=lambda word: -abs(word.weight))[:_SHOWN_WORDS]
         shown = [
             "= " + " ".join(f"{value:+.4f} {name}" for name, value in self.parts.items()),
@@ -81,19 +83,54 @@ class Explanation:
         return shown + [f"  {neighbour.similarity:.4f}  {neighbour.text}" for neighbour in self.neighbours]
 
 
+def explain_labels(
+    model: Model, index: Index, choice: RankingChoice, text: str, labels: list[int], *, num_neighbours: int
+) -> list[Explanation]:
+    """Explain the scores of several labels of one text.
+
+    Args:
+        model: encodes the text and knows the labels.
+        index: the label vectors of the chosen head and dial.
+        choice: how labels are ranked.
+        text: the text.
+        labels: rows of the labels.
+        num_neighbours: training queries shown for each label.
+    """
+
+    def score(texts: Sequence[str]) -> Parts:
+        return score_parts(model, index, model.encode_queries(texts), choice, labels)
+
+    parts, words = explain_scores(text, len(labels), score)
+    near: list[list[Neighbour]] = [[] for _ in labels]
+    if model.training_queries is not None:
+        representations_ND = model.encode_queries([text])
+        near = [find_neighbours(model, representations_ND, num_neighbours, label=row)[0] for row in labels]
+    return [
+        Explanation(
+            id=model.labels.ids[row],
+            text=model.labels.texts[row],
+            parts=parts[place],
+            words=words[place],
+            neighbours=near[place],
+            count=int(model.labels.counts[row]),
+        )
+        for place, row in enumerate(labels)
+    ]
+
+
 def explain_scores(
-    text: str, num_labels: int, score_parts: Callable[[Sequence[str]], Parts]
+    text: str, num_labels: int, score: Callable[[Sequence[str]], Parts]
 ) -> tuple[list[dict[str, float]], list[list[Word]]]:
-    """The parts of a text's scores for some labels, and the weight of each of its words for each of them.
+    """Return the parts of a text's score for each label, and the weight of each of its words for it.
 
     Args:
         text: the text.
-        num_labels: of how many labels `score_parts` gives the scores.
-        score_parts: the parts of the scores of texts; called once, with the text and with each of its words left out.
+        num_labels: the number of labels that `score` scores.
+        score: returns the parts of the scores of texts; called once, with the text and with each of its words left out.
     """
     text = text[:_MOST_CHARACTERS]
     places = [match.span() for match in _WORD.finditer(text)][:_MOST_WORDS]
-    parts = score_parts([text, *(text[:start] + text[end:] for start, end in places)])
+    parts = score([text, *(text[:start] + text[end:] for start, end in places)])
     scores_NK = np.stack(list(parts.values())).sum(axis=0, dtype=np.float64)
     lost_NK = scores_NK[:1] - scores_NK[1:]
     return (

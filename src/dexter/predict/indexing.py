@@ -124,13 +124,13 @@ def open_run_index(folder: Path, *, url: str | None = None) -> RunIndex | None:
     return RunIndex(stored, encoder_fingerprint(folder))
 
 
-def index_labels(model: Model, *, head: HeadName, stored: RunIndex | None, dial: float | None = None) -> Index:
+def index_labels(model: Model, *, head: HeadName, run_index: RunIndex | None, dial: float | None = None) -> Index:
     """An index over a model's labels as they are now: the run's where it has one, exact otherwise.
 
     The run's serves every dial of a model with a label prior; for others a dial above 0 makes other vectors.
     """
     vectors_LD = model.label_vectors(head=head, dial=dial)
-    return ExactIndex(vectors_LD) if stored is None else stored.over(model.labels, vectors_LD, head=head)
+    return ExactIndex(vectors_LD) if run_index is None else run_index.over(model.labels, vectors_LD, head=head)
 
 
 def index_folder(folder: Path) -> Path:

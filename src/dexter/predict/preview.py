@@ -55,7 +55,7 @@ def preview_label(predictor: Predictor, text: str, label_text: str) -> LabelPrev
     label_id = new_label_id(label_text, set(model.labels.ids))
     added = encode_change(model, LabelChange(add=[(label_id, label_text)]))
     competing = apply_changes(model.select_labels(np.union1d(best_rows[best_rows >= 0], near_rows)), added)
-    small = Predictor(competing, head=predictor.head, neighbours=predictor.uses_neighbours, dial=predictor.dial)
+    small = predictor.variant(model=competing)
     [ranking] = small.predict([text], k=MAX_PREVIEW_RANK)
     place = next((place for place, label in enumerate(ranking) if label.id == label_id), None)
     if place is None:

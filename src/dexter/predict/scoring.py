@@ -1,7 +1,7 @@
-"""How a model's scores become its predictions: dial, memory's blend and probabilities, as chosen on validation.
+"""The ranking that was chosen on validation and its probabilities, stored with the model.
 
-Stored with the model as `scoring.json`, so that whoever loads it predicts as it was tuned. What is chosen again after
-training goes to `tuned.json` beside the model's files, which never change, and takes the place of the former.
+Training writes `scoring.json`, one of the model's own files. `dexter tune` leaves these as they are: it writes
+`tuned.json` beside them, which is read instead.
 """
 
 from __future__ import annotations
@@ -9,109 +9,121 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dexter.encoders.folder import read_object
-from dexter.errors import ModelError, UsageError
+from dexter.errors import ModelError
 from dexter.files import write_json
+from dexter.model.model import Model
 from dexter.predict.calibration import Calibration
-from dexter.predict.neighbours import VoteSettings
+from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings
+from dexter.predict.rank import RankingChoice
+from dexter.types import HeadName
 
 SCORING_FILE, TUNED_FILE = "scoring.json", "tuned.json"
-DEFAULT_VOTES = VoteSettings(neighbours=20, temperature=0.06, weight=4.0)
-"""What a memory does whose blend was never tuned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """What was chosen on validation; the defaults are those of a model as it was trained."""
+    """What was chosen on validation; without arguments, that nothing was."""
 
     metric: str | None = None
-    """What it was chosen for, such as P@1; None where nothing was tuned."""
-    head: str | None = None
-    """The head it was chosen with."""
-    dial: float | None = None
-    """Weight of the label prior; None: as trained."""
-    votes: VoteSettings = DEFAULT_VOTES
-    """What the memory does where it is used."""
-    use_neighbours: bool = False
-    """Whether the memory is used unless somebody says otherwise."""
+    """What it was chosen for, such as P@1."""
+    choice: RankingChoice | None = None
+    """The chosen ranking; None: as trained."""
     calibration: Calibration | None = None
-    """Probabilities of labels that are ranked this way; None where there was too little to learn them from."""
+    """Probabilities of labels ranked this way; None where validation had too few correct labels to fit them."""
     validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics on the validation queries: `model` as trained, `tuned` as chosen here."""
 
-    def __post_init__(self) -> None:
-        if self.dial is not None:
-            checked_dial(self.dial)
-
     def describe(self) -> str:
-        """What was chosen and what it gave, in one line."""
-        if self.metric is None:
+        """Describe in one line what was chosen and what it gave."""
+        if self.metric is None or self.choice is None:
             return "as trained"
         before, after = (self.validation[name][self.metric] for name in ("model", "tuned"))
         votes = "no neighbours"
-        if self.use_neighbours:
+        if self.choice.votes is not None:
+            settings = self.choice.votes
             votes = (
-                f"{self.votes.neighbours} neighbours at temperature {self.votes.temperature:g} and weight "
-                f"{self.votes.weight:g}"
+                f"{settings.neighbours} neighbours at temperature {settings.temperature:g} and weight "
+                f"{settings.weight:g}"
             )
-        head = "" if self.head is None else f"head {self.head}, "
-        dial = "dial as trained" if self.dial is None else f"dial {self.dial:g}"
-        return f"validation {self.metric} {before:.2f} as trained, {after:.2f} with {head}{votes}, {dial}"
+        return (
+            f"validation {self.metric} {before:.2f} as trained, {after:.2f} with head {self.choice.head}, {votes}, "
+            f"dial {self.choice.dial:g}"
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return plain values, from which `from_json` makes it again."""
         return asdict(self)
 
-    def save(self, folder: Path) -> None:
-        """Write `scoring.json`."""
-        write_json(folder / SCORING_FILE, self.to_json())
-
     @classmethod
-    def load(cls, folder: Path) -> Scoring:
-        """Read `scoring.json`; the defaults where there is none."""
-        path = folder / SCORING_FILE
-        return cls._of(read_object(path), path) if path.exists() else cls()
-
-    @classmethod
-    def _of(cls, values: dict[str, Any], path: Path) -> Scoring:
+    def from_json(cls, values: Mapping[str, Any], path: Path) -> Scoring:
+        """Make it from plain values; `path` is named where they are not those of a scoring."""
         try:
-            stored = values.get("calibration")
-            calibration = None if stored is None else Calibration.of_json(stored)
-            return cls(**(values | {"votes": VoteSettings(**values["votes"]), "calibration": calibration}))
+            choice, calibration = values["choice"], values["calibration"]
+            if choice is not None:
+                votes = choice["votes"]
+                choice = RankingChoice(**(choice | {"votes": None if votes is None else VoteSettings(**votes)}))
+            if calibration is not None:
+                calibration = Calibration.of_json(calibration)
+            return cls(**(dict(values) | {"choice": choice, "calibration": calibration}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(f"{path}: not the scoring of this version ({error}): restore or tune it again") from None
 
 
-def write_tuned(model_folder: Path, scoring: Scoring, *, fingerprint: str) -> None:
-    """Put what was chosen later beside a published model, whose own files and manifest stay as they are."""
-    values = scoring.to_json()
-    write_json(model_folder / TUNED_FILE, {"model": fingerprint, "sha256": _checksum(values), "scoring": values})
+def choose_ranking(
+    model: Model,
+    scoring: Scoring,
+    *,
+    head: HeadName | None = None,
+    neighbours: bool | None = None,
+    dial: float | None = None,
+) -> RankingChoice:
+    """Return the ranking that was tuned, else that of the model as trained, with what the arguments override.
+
+    Args:
+        model: whose labels are ranked.
+        scoring: what was tuned.
+        head: another head.
+        neighbours: whether training queries vote; by default only if that was tuned and the model keeps them.
+        dial: another weight of the label prior.
+    """
+    choice = scoring.choice or RankingChoice(head=model.default_head, dial=model.default_dial)
+    if neighbours is False or (neighbours is None and model.training_queries is None):
+        choice = replace(choice, votes=None)
+    elif neighbours:
+        choice = replace(choice, votes=choice.votes or DEFAULT_VOTES)
+    return replace(choice, head=head or choice.head, dial=choice.dial if dial is None else float(dial))
 
 
-def read_tuned(model_folder: Path, *, fingerprint: str) -> Scoring | None:
-    """What was chosen later for a published model; None where nothing was."""
+def read_scoring(model_folder: Path, *, fingerprint: str) -> Scoring:
+    """Read what was chosen for a published model, last by `dexter tune` or else in training.
+
+    Args:
+        model_folder: the published model.
+        fingerprint: of that model; a choice that was made for another is refused.
+    """
     path = model_folder / TUNED_FILE
     if not path.exists():
-        return None
+        path = model_folder / "dexter" / SCORING_FILE
+        return Scoring.from_json(read_object(path), path) if path.exists() else Scoring()
     stored = read_object(path)
     values = stored.get("scoring")
     if not isinstance(values, dict) or stored.get("sha256") != _checksum(values):
         raise ModelError(f"{path}: damaged: restore it, or remove it and run `dexter tune` again")
     if stored.get("model") != fingerprint:
         raise ModelError(f"{path}: chosen for another model: remove it and run `dexter tune` again")
-    return Scoring._of(values, path)
+    return Scoring.from_json(values, path)
+
+
+def write_tuned(model_folder: Path, scoring: Scoring, *, fingerprint: str) -> None:
+    """Store a later choice beside a published model, whose own files and manifest stay as they are."""
+    values = scoring.to_json()
+    write_json(model_folder / TUNED_FILE, {"model": fingerprint, "sha256": _checksum(values), "scoring": values})
 
 
 def _checksum(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def checked_dial(dial: float) -> float:
-    """The dial's value, if it is one."""
-    if not 0.0 <= dial <= 1.0:
-        raise UsageError(f"the dial is {dial}: expected a number from 0 (no label prior) to 1 (all of it)")
-    return float(dial)

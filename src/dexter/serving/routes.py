@@ -40,7 +40,7 @@ from dexter.serving.protocol import (
     Usage,
     Why,
 )
-from dexter.serving.runs import Answer, PredictOptions, ServedRun, ServedRuns, resolve_ranking
+from dexter.serving.runs import Answer, PredictOptions, ServedRun, ServedRuns, choose_ranking
 from dexter.serving.settings import MAX_K, ServeSettings
 
 _DEFAULT_K, _DEFAULT_K_WITH_THRESHOLD = 5, 100
@@ -134,7 +134,7 @@ def _read_options(body: PredictRequest, predictor: Predictor, *, num_texts: int)
         raise Problem(422, "neighbours", "this run has kept no training texts")
     default_k = _DEFAULT_K if body.threshold is None or body.explain else _DEFAULT_K_WITH_THRESHOLD
     options = PredictOptions(body.k or default_k, body.threshold, body.head, body.neighbours, body.dial)
-    is_tuned = resolve_ranking(predictor, options) == (predictor.head, predictor.uses_neighbours, predictor.dial)
+    is_tuned = choose_ranking(predictor, options) == predictor.choice
     if body.threshold is not None and not (is_tuned and predictor.calibration is not None):
         detail = "no probabilities for labels ranked this way: leave head, neighbours and dial out, or tune the run"
         raise Problem(422, "threshold", detail)
@@ -311,9 +311,9 @@ def _describe_run(run: ServedRun) -> dict[str, Any]:
         "labels": len(predictor.labels.ids),
         "version": predictor.version,
         "heads": list(predictor.heads),
-        "head": predictor.head,
-        "dial": predictor.dial,
-        "neighbours": predictor.uses_neighbours,
+        "head": predictor.choice.head,
+        "dial": predictor.choice.dial,
+        "neighbours": predictor.choice.uses_neighbours,
         "has_neighbours": predictor.has_training_queries,
         "has_probabilities": predictor.calibration is not None,
         "index": type(predictor.index).__name__,

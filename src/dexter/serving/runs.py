@@ -21,6 +21,7 @@ from dexter.model.store import fingerprint, model_folder
 from dexter.predict.explain import Explanation
 from dexter.predict.indexing import index_folder
 from dexter.predict.predictor import EmbeddedText, Prediction, Predictor
+from dexter.predict.rank import RankingChoice
 from dexter.serving.batching import Batcher, IsDisconnected
 from dexter.serving.problems import Problem
 from dexter.serving.settings import ServeSettings
@@ -32,8 +33,6 @@ _DIAL_DIGITS = 2
 """Digits that a dial is rounded to, so that a slider does not ask for a thousand predictors."""
 T = TypeVar("T")
 Side = Literal["query", "label"]
-_Ranking = tuple[HeadName, bool, float]
-"""How labels are ranked: head, whether training queries vote, dial."""
 
 
 class PredictOptions(NamedTuple):
@@ -90,7 +89,7 @@ class ServedRun:
         self._predictor = source if isinstance(source, Predictor) else None
         self._published: tuple[str, str | None] | None = None
         """Fingerprints of the model and the index that were loaded from the folder."""
-        self._variants: OrderedDict[_Ranking, tuple[Predictor, int, Predictor]] = OrderedDict()
+        self._variants: OrderedDict[RankingChoice, tuple[Predictor, int, Predictor]] = OrderedDict()
         """By ranking: the predictor it was made from, the version of its labels, and the predictor."""
         if self.folder is not None:
             self._load_first(self.folder)
@@ -204,26 +203,25 @@ class ServedRun:
         """Rank the labels of texts; runs in the worker thread."""
 
         def rank(base: Predictor) -> tuple[Predictor, list[list[Prediction]]]:
-            predictor = self._variant(base, resolve_ranking(base, options))
+            predictor = self._variant(base, choose_ranking(base, options))
             return predictor, predictor.predict(texts, options.k, threshold=options.threshold)
 
         version, (predictor, found) = _read_one_version(self.predictor, rank)
         return [Answer(version, labels, predictor) for labels in found]
 
-    def _variant(self, base: Predictor, ranking: _Ranking) -> Predictor:
+    def _variant(self, base: Predictor, choice: RankingChoice) -> Predictor:
         """Return the predictor of a ranking; it shares the model, and the label vectors of another with its head."""
-        head, neighbours, dial = ranking
-        if ranking == (base.head, base.uses_neighbours, base.dial):
+        if choice == base.choice:
             return base
-        source, version, predictor = self._variants.get(ranking, (None, None, base))
+        source, version, predictor = self._variants.get(choice, (None, None, base))
         if (source, version) != (base, base.version):
             others = [other for *made_from, other in self._variants.values() if made_from == [base, base.version]]
-            same_head = next((other for other in (base, *others) if other.head == head), base)
-            predictor = same_head.variant(head=head, neighbours=neighbours, dial=dial)
-            self._variants[ranking] = (base, base.version, predictor)
+            same_head = next((other for other in (base, *others) if other.choice.head == choice.head), base)
+            predictor = same_head.variant(choice)
+            self._variants[choice] = (base, base.version, predictor)
             if len(self._variants) > self._settings.max_variants:
                 self._variants.popitem(last=False)
-        self._variants.move_to_end(ranking)
+        self._variants.move_to_end(choice)
         return predictor
 
     def _embed(self, side: Side, texts: list[str]) -> list[EmbeddedText]:
@@ -250,13 +248,10 @@ class ServedRuns:
         return iter(self._runs.values())
 
 
-def resolve_ranking(predictor: Predictor, options: PredictOptions) -> _Ranking:
+def choose_ranking(predictor: Predictor, options: PredictOptions) -> RankingChoice:
     """Return how labels are ranked: the options of a request, and the predictor's own where they are left out."""
-    return (
-        options.head or predictor.head,
-        predictor.uses_neighbours if options.neighbours is None else options.neighbours,
-        predictor.dial if options.dial is None else round(options.dial, _DIAL_DIGITS),
-    )
+    dial = None if options.dial is None else round(options.dial, _DIAL_DIGITS)
+    return predictor.choose(head=options.head, neighbours=options.neighbours, dial=dial)
 
 
 def _read_one_version(predictor: Predictor, read: Callable[[Predictor], T]) -> tuple[int, T]:

@@ -28,6 +28,7 @@ from dexter.files import write_json
 from dexter.model.labels import Labels
 from dexter.model.model import Model
 from dexter.positives import Positives
+from dexter.predict.scoring import SCORING_FILE, Scoring
 from dexter.processes import LabelShard
 from dexter.training.checkpoint import load_checkpoint, save_checkpoint
 from dexter.training.distributed import ProcessGroup, joined
@@ -41,7 +42,7 @@ from dexter.training.presets import describe
 from dexter.training.run import Run, is_finished, open_run, read_config, read_run, record_end, was_started_by
 from dexter.training.sharing import check_alike, query_vectors, start_alike, whole_model
 from dexter.training.state import put_state, seed_rank, take_state
-from dexter.training.tuning import keep_training_queries, tune_model
+from dexter.training.tuning import choose_scoring, keep_training_queries
 from dexter.training.validation import validate
 
 log = logging.getLogger("dexter")
@@ -362,10 +363,11 @@ class Trainer:
         # The labels of all ranks may be more than the device of one holds.
         model = Model.load(published, device=self.device if self.processes.size == 1 else "cpu")
         model = replace(model, training_queries=keep_training_queries(model, self.train_split, config))
+        scoring = Scoring()
         if self.validation_split is not None:
             metric, maximum = config.validation.metric, config.scoring.tuning_queries
-            model = tune_model(model, self.train_split, self.validation_split, metric=metric, maximum=maximum)
-        model.save(published)
+            scoring = choose_scoring(model, self.train_split, self.validation_split, metric=metric, maximum=maximum)
+        model.save(published, records={SCORING_FILE: scoring.to_json()})
 
     def _first_ids(self) -> NDArray[np.int64]:
         """The token ids of the first step: what a typical step touches."""

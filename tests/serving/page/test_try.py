@@ -83,7 +83,7 @@ def test_the_parts_add_up_to_the_score_that_is_shown(client, world, ranking):
 
 
 def uses_neighbours(client):
-    return client.app.state.runs.default.predictor.uses_neighbours
+    return client.app.state.runs.default.predictor.choice.uses_neighbours
 
 
 def test_parts_are_steps_that_lead_to_the_score():

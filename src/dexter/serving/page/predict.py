@@ -176,8 +176,8 @@ async def _read_form(request: Request) -> PredictForm:
 async def _empty_view(run: ServedRun) -> PredictView:
     predictor = run.predictor
     _, examples = await run.read_labels(_example_texts)
-    neighbours = predictor.uses_neighbours if predictor.has_training_queries else None
-    head, dial = predictor.head, predictor.dial
+    neighbours = predictor.choice.uses_neighbours if predictor.has_training_queries else None
+    head, dial = predictor.choice.head, predictor.choice.dial
     tuned = TunedRanking(heads=predictor.heads, head=head, dial=dial, neighbours=neighbours)
     return PredictView(tuned=tuned, head=head, dial=dial, neighbours=neighbours, examples=examples)
 

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from dexter.errors import DataError, UsageError
+from dexter.predict.files import Query, predict_texts, read_texts, write_lines
 from dexter.predict.predictor import Prediction
-from dexter.predict.streams import Query, predict_texts, read_texts, write_lines
 
 
 class Echo:
@@ -138,7 +138,7 @@ def test_stdout_gets_lines_as_they_come(capsys):
 def test_the_name_of_the_output_decides_the_form():
     from pathlib import Path
 
-    from dexter.predict.streams import form_of
+    from dexter.predict.files import form_of
 
     forms = [form_of(path) for path in (None, Path("p.jsonl"), Path("p.tsv"), Path("p.txt"), Path("p"))]
     assert forms == ["text", "jsonl", "tsv", "text", "text"]

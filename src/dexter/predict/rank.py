@@ -1,0 +1,101 @@
+"""Rank labels: the one path from encoded texts to the best labels, for predictions, evaluation, tuning and the service.
+
+Shapes: N texts, D dimensions, K labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from dexter.errors import UsageError
+from dexter.index import Index
+from dexter.model.model import Model
+from dexter.predict.neighbours import VoteSettings, add_votes, count_votes, kept_queries
+from dexter.types import HeadName, TopK
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingChoice:
+    """What a ranking depends on besides the model: chosen on validation, stored with the run."""
+
+    head: HeadName
+    """Which head of the model scores the labels."""
+    dial: float
+    """Weight of the label prior, from 0 (rare labels up) to 1 (common labels up)."""
+    votes: VoteSettings | None = None
+    """How the nearest training queries vote; None: they do not."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dial <= 1.0:
+            raise UsageError(f"the dial is {self.dial}: expected a number from 0 (no label prior) to 1 (all of it)")
+
+    @property
+    def uses_neighbours(self) -> bool:
+        """Whether the nearest training queries vote."""
+        return self.votes is not None
+
+
+def rank(
+    model: Model,
+    index: Index,
+    representations_ND: Tensor,
+    choice: RankingChoice,
+    k: int,
+    *,
+    exclude: csr_matrix | None = None,
+    nearest: TopK | None = None,
+) -> TopK:
+    """Return the k best labels of each text, all labels where there are fewer.
+
+    Args:
+        model: the encoder's heads and the labels.
+        index: the label vectors of the chosen head and dial.
+        representations_ND: the texts, as `Model.encode_queries` gives them.
+        choice: head, dial and votes.
+        k: labels per text.
+        exclude: texts x labels; a stored entry marks a pair that is never returned.
+        nearest: the nearest training queries of each text, where they are known already.
+    """
+    queries_ND = model.search_vectors(representations_ND, head=choice.head, dial=choice.dial)
+    found = index.search(queries_ND, min(k, len(model.labels.ids)), exclude=exclude)
+    if choice.votes is None:
+        return found
+    votes = _count_votes(model, representations_ND, choice.votes, nearest)
+    return add_votes(found, votes, queries_ND, index.vectors_LD, scale=_scale(model, choice.votes), exclude=exclude)
+
+
+def score_parts(
+    model: Model, index: Index, representations_ND: Tensor, choice: RankingChoice, labels: list[int]
+) -> Mapping[str, NDArray[np.float32]]:
+    """Split the scores of some labels into named parts, each texts x labels, that add up to what `rank` gives."""
+    labels_KD = index.vectors_LD[labels]
+    queries_ND = model.search_vectors(representations_ND, head=choice.head, dial=choice.dial)
+    parts = {
+        name: (queries_ND[:, elements] @ labels_KD[:, elements].T).cpu().numpy()
+        for name, elements in model.score_slices(head=choice.head, dial=choice.dial).items()
+    }
+    if choice.votes is not None:
+        votes = _count_votes(model, representations_ND, choice.votes)
+        parts["neighbours"] = votes[:, labels].toarray() * _scale(model, choice.votes)
+    return parts
+
+
+def _count_votes(
+    model: Model, representations_ND: Tensor, votes: VoteSettings, nearest: TopK | None = None
+) -> csr_matrix:
+    kept = kept_queries(model)
+    if nearest is None:
+        nearest = kept.nearest(representations_ND, votes.neighbours)
+    voters = TopK(nearest.ids[:, : votes.neighbours], nearest.scores[:, : votes.neighbours])
+    return count_votes(kept, voters, votes.temperature)
+
+
+def _scale(model: Model, votes: VoteSettings) -> float:
+    """What a unanimous vote adds to a score."""
+    return votes.weight * model.head.temperature
