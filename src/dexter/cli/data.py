@@ -54,11 +54,12 @@ def data_check(
     Example: dexter data check data/pydocs
     """
     from dexter.data.check import check
-    from dexter.evaluation.plots import save_zipf_plot
 
     dataset = load(path, on_error, text_column, label_column, label_separator)
     report = check(dataset, folder=Path(path) if Path(path).exists() else None)
     if plot is not None:
+        from dexter.evaluation.plots import save_zipf_plot
+
         save_zipf_plot(report.label_counts, plot, title=report.name)
     if as_json:
         echo_json(report.to_json())

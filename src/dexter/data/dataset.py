@@ -1,4 +1,4 @@
-"""What a data set is: query texts, label texts and ids, and who is relevant to whom. Checked once, then immutable.
+"""What a data set is: query texts, labels with ids and texts, and relevant pairs. Checked once, then immutable.
 
 Relevance is a CSR matrix of queries x labels whose values are graded weights (1 where nothing else was given). Filter
 pairs are the (query, label) pairs that must not be predicted, such as an item recommending itself.
@@ -59,7 +59,7 @@ class Split:
         return int(self.relevance.shape[1])
 
     def select(self, rows: Sequence[int] | np.ndarray) -> Split:
-        """The same split with only the given rows, in that order."""
+        """Return a split of the given rows, in that order."""
         rows = np.asarray(rows, dtype=np.int64)
         return Split(
             texts=[self.texts[row] for row in rows],
@@ -82,7 +82,7 @@ class Dataset:
     train: Split
     """The queries to learn from."""
     test: Split | None = None
-    """The queries to score on; nothing is ever chosen by them."""
+    """The queries to score on; training never uses them."""
     source: Mapping[str, str] = field(default_factory=dict)
     """Where it came from: the format it was read as and the SHA-256 of each file."""
 
@@ -139,7 +139,7 @@ class Dataset:
 
 
 def _hash_fraction(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
+    """Return a number in [0, 1) that depends on the text alone."""
     return (
         int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") / 2.0**64
     )

@@ -17,8 +17,6 @@ from dexter.data.formats.writer import Writer
 from dexter.errors import DataError, UsageError
 from dexter.files import atomic_folder
 
-_TABLE = "train{0} or trn{0} with a header (and test; lbl for label texts) in a folder, or one {0} file"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
@@ -54,29 +52,16 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 write=jsonl.write,
                 compress=True,
             ),
-            Format(
-                name="csv",
-                description=_TABLE.format(".csv"),
-                detect=partial(tables.detect, ".csv"),
-                read=partial(tables.read, ".csv"),
-                write=partial(tables.write_delimited, ".csv"),
-                is_table=True,
-            ),
-            Format(
-                name="tsv",
-                description=_TABLE.format(".tsv"),
-                detect=partial(tables.detect, ".tsv"),
-                read=partial(tables.read, ".tsv"),
-                write=partial(tables.write_delimited, ".tsv"),
-                is_table=True,
-            ),
-            Format(
-                name="parquet",
-                description=_TABLE.format(".parquet"),
-                detect=partial(tables.detect, ".parquet"),
-                read=partial(tables.read, ".parquet"),
-                write=tables.write_parquet,
-                is_table=True,
+            *(
+                Format(
+                    name=suffix.removeprefix("."),
+                    description=f"train{suffix} (and test, lbl) with a header in a folder, or one {suffix} file",
+                    detect=partial(tables.detect, suffix),
+                    read=partial(tables.read, suffix),
+                    write=partial(tables.write, suffix),
+                    is_table=True,
+                )
+                for suffix in (".csv", ".tsv", ".parquet")
             ),
             Format(
                 name="xmc-json",

@@ -90,9 +90,17 @@ def read_labels(reader: Reader, path: Path) -> LabelTable:
     return labels
 
 
-def write_delimited(suffix: str, dataset: Dataset, writer: Writer) -> None:
-    """Write CSV or TSV, by suffix: `train`, `test` and `lbl`, the labels of a row in one cell."""
-    _refuse_empty_ids(dataset)
+def write(suffix: str, dataset: Dataset, writer: Writer) -> None:
+    """Write `train`, `test` and `lbl`: the labels of a row as a list in Parquet, else in one cell."""
+    if "" in dataset.label_ids:
+        raise DataError("a label id is empty, which a cell of labels cannot hold: give it a name or write jsonl")
+    if suffix == ".parquet":
+        _write_parquet(dataset, writer)
+    else:
+        _write_delimited(suffix, dataset, writer)
+
+
+def _write_delimited(suffix: str, dataset: Dataset, writer: Writer) -> None:
     separator = _writable_separator(dataset)
 
     def write_rows(stem: str, rows: Iterable[list[str]]) -> None:
@@ -107,11 +115,9 @@ def write_delimited(suffix: str, dataset: Dataset, writer: Writer) -> None:
         write_rows(stem, _delimited_rows(split, dataset, separator))
 
 
-def write_parquet(dataset: Dataset, writer: Writer) -> None:
-    """Write Parquet: `train`, `test` and `lbl`, the labels of a row as a list."""
+def _write_parquet(dataset: Dataset, writer: Writer) -> None:
     arrow = require("pyarrow", extra="data", purpose="writing Parquet")
     parquet = require("pyarrow.parquet", extra="data", purpose="writing Parquet")
-    _refuse_empty_ids(dataset)
     string, number = arrow.string(), arrow.float32()
 
     def write_columns(stem: str, columns: dict[str, tuple[Sequence[Any], Any]]) -> None:
@@ -336,8 +342,3 @@ def _writable_separator(dataset: Dataset) -> str:
             return separator
     tried = " ".join(map(repr, SEPARATORS))
     raise DataError(f"each of {tried} occurs in some label id, so none can separate them: write jsonl or parquet")
-
-
-def _refuse_empty_ids(dataset: Dataset) -> None:
-    if "" in dataset.label_ids:
-        raise DataError("a label id is empty, which a cell of labels cannot hold: give it a name or write jsonl")
