@@ -38,6 +38,16 @@ def make_world(*, num_train=400, num_test=80, num_labels=37, seed=0):
     )
 
 
+def all_verbs():
+    """Every verb of the command line, subcommands as two words, from the command line itself."""
+    import typer
+
+    from dexter.cli.main import app
+
+    for name, command in typer.main.get_command(app).commands.items():
+        yield from (f"{name} {inner}" for inner in command.commands) if hasattr(command, "commands") else (name,)
+
+
 @pytest.fixture(scope="session")
 def world():
     return make_world()

@@ -55,7 +55,8 @@ def test_gzip_is_read_too(tmp_path):
         (b"fine\ncaf\xe9", "q.txt", 2, "not UTF-8"),
         (b"a\x00b", "q.txt", 1, "NUL"),
         (b"x" * (16 * 2**20 + 1), "q.txt", 1, "longer than"),
-        (gzip.compress(os.urandom(9999))[:-20], "q.txt.gz", 1, "damaged|UTF-8|NUL"),
+        (gzip.compress(b"fine\n" * 3)[:-9], "q.txt.gz", 1, "truncated or damaged"),
+        (gzip.compress(b"fine\ncaf\xe9"), "q.txt.gz", 2, "not UTF-8"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, content, name, line, says):
@@ -63,7 +64,7 @@ def test_bad_lines_are_named(tmp_path, content, name, line, says):
         read(tmp_path, content, name)
     assert caught.value.exit_code == 3
     assert str(caught.value).startswith(f"{tmp_path / name}:")
-    assert caught.value.line == line or name.endswith("gz")
+    assert caught.value.line == line
 
 
 def test_a_missing_file(tmp_path):

@@ -43,12 +43,14 @@ def test_a_late_rank_is_waited_for_and_named(caplog):
 
 
 def test_nobody_is_blamed_while_nobody_waits():
-    _, (first, second), said = pair(seconds=0.2)
+    _, (first, _second), said = pair(seconds=0.2)
     first.start()
     time.sleep(0.6)
     assert not said
+    first.meet("sum")
+    time.sleep(0.6)
+    assert len(said) == 1, "the second rank is blamed as soon as the first waits for it"
     first.leave()
-    assert second is not None
 
 
 def test_a_store_that_is_gone_ends_the_wait():
