@@ -50,7 +50,7 @@ model.init_prediction_thread_pool(int(threads))
 predicted = []
 for line in open(test_path):
     pairs = [(int(feature), float(value)) for feature, value in (pair.split(":") for pair in line.split())]
-    predicted.append([label for label, _ in model.predict(pairs, top_k=int(places))])
+    predicted.append([label for label, _ in model.predict(pairs, top_k=int(places))] if pairs else [])
 clocks.append((time.process_time(), time.perf_counter()))
 json.dump({"clocks": clocks, "predicted": predicted}, open(out_path, "w"))
 """
@@ -66,7 +66,7 @@ class Time:
 
     @classmethod
     def now(cls) -> Time:
-        """The clocks as they are."""
+        """Read the clocks."""
         return cls(time.process_time(), time.perf_counter())
 
     def __sub__(self, other: Time) -> Time:
@@ -88,7 +88,7 @@ class Row:
 def run_recipe(
     dataset: Dataset, test: Split, recipe: str, *, threads: int, settings: Mapping[str, Any]
 ) -> Iterator[tuple[str, Row]]:
-    """A recipe trained once and asked in each of its ways."""
+    """Train a recipe once, and yield a row for each of its heads and one as it predicts by itself."""
     overrides = {"train.threads": threads, **settings}
     with tempfile.TemporaryDirectory() as folder:
         start = Time.now()
@@ -102,13 +102,13 @@ def run_recipe(
 
 
 def ask(predictor: Predictor, test: Split) -> tuple[NDArray[np.int64], Time]:
-    """The best labels of the test queries, and the time to find them."""
+    """Return the best labels of the test queries, and the time to find them."""
     start = Time.now()
     return predictor.top(test.texts, NUM_PLACES).ids, Time.now() - start
 
 
 def run_neighbours(dataset: Dataset, test: Split) -> Row:
-    """TF-IDF nearest neighbours."""
+    """Run TF-IDF nearest neighbours."""
     start = Time.now()
     model = TfidfNeighbours.fit(dataset.train.texts, dataset.train.relevance)
     trained = Time.now()
@@ -117,7 +117,7 @@ def run_neighbours(dataset: Dataset, test: Split) -> Row:
 
 
 def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int) -> Row | None:
-    """Omikuji in another interpreter, or None where it is not installed there."""
+    """Run omikuji in another interpreter; None where it is not installed there."""
     if subprocess.run([interpreter, "-c", "import omikuji"], capture_output=True, check=False).returncode:
         print(f"omikuji: left out, {interpreter} has no omikuji (pip install it anywhere, pass --omikuji PYTHON)")
         return None
@@ -132,17 +132,17 @@ def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int
         # It logs to stdout, and its progress bars have a line per example on stderr.
         command = [interpreter, "-c", OMIKUJI, *arguments]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        told = json.loads(out_path.read_text())
-    begun, trained, ended = (Time(*clock) for clock in told["clocks"])
+        results = json.loads(out_path.read_text())
+    begun, trained, ended = (Time(*clock) for clock in results["clocks"])
     top_ids = np.full((len(test), NUM_PLACES), -1, dtype=np.int64)
-    for row, labels in enumerate(told["predicted"]):
+    for row, labels in enumerate(results["predicted"]):
         top_ids[row, : len(labels)] = labels
     # Vectors of train and test are made in one go; the training row carries them.
     return Row(top_ids, predict=ended - trained, train=trained - begun + vectorized)
 
 
 def tfidf(train_texts: Sequence[str], test_texts: Sequence[str]) -> tuple[csr_matrix, csr_matrix]:
-    """Unigram TF-IDF vectors of unit length."""
+    """Return unigram TF-IDF vectors of unit length."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     vectorizer: Any = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
@@ -150,16 +150,20 @@ def tfidf(train_texts: Sequence[str], test_texts: Sequence[str]) -> tuple[csr_ma
 
 
 def write_svmlight(path: Path, vectors: csr_matrix, relevance: csr_matrix) -> None:
-    """The file omikuji trains on: a header, then the labels and features of one query per line."""
+    """Write the file omikuji trains on: a header, then the labels and features of one query per line.
+
+    Queries without a feature are left out: omikuji refuses such lines, and there is nothing to learn from them.
+    """
+    rows = np.flatnonzero(np.diff(vectors.indptr))
     with path.open("w") as file:
-        file.write(f"{vectors.shape[0]} {vectors.shape[1]} {relevance.shape[1]}\n")
-        for row in range(vectors.shape[0]):
+        file.write(f"{len(rows)} {vectors.shape[1]} {relevance.shape[1]}\n")
+        for row in rows.tolist():
             labels = relevance.indices[relevance.indptr[row] : relevance.indptr[row + 1]]
             file.write(f"{','.join(map(str, labels))} {features(vectors, row)}\n")
 
 
 def features(vectors: csr_matrix, row: int) -> str:
-    """A row's features in ascending order."""
+    """Return a row's features as text, in ascending order."""
     part = slice(vectors.indptr[row], vectors.indptr[row + 1])
     order = np.argsort(vectors.indices[part])
     pairs = zip(vectors.indices[part][order], vectors.data[part][order], strict=True)
@@ -167,7 +171,7 @@ def features(vectors: csr_matrix, row: int) -> str:
 
 
 def print_row(name: str, row: Row, dataset: Dataset, test: Split) -> None:
-    """A line of the table."""
+    """Print a line of the table."""
     metrics = score(row.top_ids, test.relevance, dataset.train.relevance, ks=(1, 3, 5, 10, 100))
     per_query = 1e3 / len(test)
     print(
