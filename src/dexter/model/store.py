@@ -14,6 +14,7 @@ its file, notice altered bytes. The rollback journal rather than a write-ahead l
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -217,31 +218,33 @@ class LabelWriter:
 
     def write(self, version: int, changed: Sequence[ChangedLabel]) -> None:
         """Replace the rows of the changed labels and set the version."""
-        for label in changed:
-            self._write_label(version, label)
+        [last] = self._connection.execute("SELECT max(position) FROM labels").fetchone()
+        # An added label comes last, whatever its id stood for before.
+        positions = itertools.count((last or 0) + 1)
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._to_row(version, label, positions) for label in changed),
+        )
         [num_rows] = self._connection.execute("SELECT count(*) FROM labels").fetchone()
         head = (FORMAT_VERSION, self._store._fingerprint, version, num_rows)
         self._connection.execute("DELETE FROM head")
         self._connection.execute("INSERT INTO head VALUES (?, ?, ?, ?, ?)", (*head, _checksum(*head)))
         self.has_written = True
 
-    def _write_label(self, version: int, label: ChangedLabel) -> None:
-        """Write one row: a renamed label keeps its position and all but its text, an added label comes last."""
-        found = self._connection.execute(f"{_LABELS} WHERE id = ?", [label.id]).fetchone()
-        position = None
-        if found is not None and label.added_in is None:
-            position, known = found[0], self._store._from_row(found)
-            if label.text is not None:
-                kept = known.representation_D if label.representation_D is None else label.representation_D
-                label = known._replace(text=label.text, representation_D=kept)
-        self._connection.execute("DELETE FROM labels WHERE id = ?", [label.id])
-        if position is None:
-            [last] = self._connection.execute("SELECT max(position) FROM labels").fetchone()
-            position = (last or 0) + 1
+    def _to_row(self, version: int, label: ChangedLabel, positions: Iterator[int]) -> tuple[Any, ...]:
+        """Return a label's row; a renamed label keeps what else its row says."""
+        row = None
+        if label.added_in is None:
+            row = self._connection.execute(f"{_LABELS} WHERE id = ?", [label.id]).fetchone()
+        position = next(positions) if row is None else row[0]
+        if row is not None and label.text is not None:
+            known = self._store._from_row(row)
+            kept = known.representation_D if label.representation_D is None else label.representation_D
+            label = known._replace(text=label.text, representation_D=kept)
         representation = None if label.representation_D is None else label.representation_D.astype("<f4").tobytes()
         priors = np.array(label.priors, "<f4").tobytes()
-        row = (position, label.id, label.text, label.added_in, version, priors, representation)
-        self._connection.execute("INSERT INTO labels VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, _checksum(*row)))
+        values = (position, label.id, label.text, label.added_in, version, priors, representation)
+        return (*values, _checksum(*values))
 
 
 def model_folder(run: str | Path) -> Path:
