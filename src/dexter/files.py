@@ -1,8 +1,8 @@
-"""Files that are either whole or absent: atomic writes, and a SHA-256 manifest that is written last.
+"""Files that are complete or absent: atomic writes, and a SHA-256 manifest that is written last.
 
 A file is written under a temporary name beside its target, flushed to the disk and renamed; a folder likewise. Readers
-therefore never see half of anything, whatever moment the process dies at. Where the system can swap two names in one
-step (Linux), a replaced folder is never absent either.
+therefore never see a partial file, whenever the process dies. Where the system can swap two names in one step (Linux),
+a replaced folder is never absent either.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def atomic_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path
 
 
 def temporary_beside(target: Path, *, process: int | None = None) -> Path:
-    """Where a process (this one, or the one that others write for) puts what will become `target`."""
+    """Return the temporary name of `target` for a process: this one, or the one on whose behalf others write."""
     return target.with_name(f"{_TEMPORARY}{os.getpid() if process is None else process}-{target.name}")
 
 
@@ -83,7 +83,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file, as hexadecimal text."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
@@ -98,7 +98,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of every file that a folder's manifest lists, by name."""
+    """Return size and SHA-256 of every file that a folder's manifest lists, by name."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -120,7 +120,7 @@ def verify_manifest(folder: str | Path) -> None:
 
 
 def read_sealed(folder: Path, name: str) -> bytes:
-    """The content of a file that a folder's manifest lists: what is returned is what was checked."""
+    """Read a file that a folder's manifest lists; the bytes returned are the bytes that were checked."""
     entry, path = read_manifest(folder).get(name), folder / name
     try:
         content = path.read_bytes()
@@ -147,7 +147,7 @@ def flush(path: Path) -> None:
 
 
 def _move(temporary: Path, target: Path) -> None:
-    """Rename a folder onto a target; an existing one steps aside first, so that for a moment neither is there."""
+    """Rename a folder to the target; an existing target is renamed first, so that for a moment there is none."""
     aside = target.with_name(f"{_TEMPORARY}{os.getpid()}-old-{target.name}")
     if target.exists():
         os.replace(target, aside)
@@ -166,7 +166,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """Turn the operating system's refusals to write into one clear line."""
+    """Turn a full disk or a missing permission into a `ResourceError` of one line."""
     try:
         yield
     except Exception as error:
@@ -181,7 +181,7 @@ def disk_errors(target: Path) -> Iterator[None]:
 
 
 def _is_full(error: Exception) -> bool:
-    """Whether there was no room; libraries written in Rust pass the system's error on as text only."""
+    """Whether the disk was full; libraries written in Rust report the system's error as text only."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return f"(os error {errno.ENOSPC})" in str(error)

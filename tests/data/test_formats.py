@@ -17,6 +17,7 @@ from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
 from dexter.data.formats import FORMATS, detect, load_dataset, save_dataset
+from dexter.data.formats.reader import SplitBuilder
 from dexter.errors import DataError, UsageError
 
 WRITABLE = [name for name, one in FORMATS.items() if one.write is not None]
@@ -265,6 +266,21 @@ def test_repeated_query_ids_are_made_unique_and_logged(tmp_path: Path, logged: l
     assert uids[:2] == ("u", "u#2")
     assert len(set(uids)) == 4
     assert any(line.startswith("3 query ids were used before") for line in logged)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0, 2.0])), max_size=6)))
+def test_split_builder_equals_a_loop(rows: list[list[tuple[int, float]]]) -> None:
+    """A label repeated within a row counts once, with its largest weight; weight 0 is not relevant."""
+    builder = SplitBuilder()
+    expected = np.zeros((len(rows), 4), dtype=np.float32)
+    for number, pairs in enumerate(rows):
+        builder.add(f"text {number}", [column for column, _ in pairs], weights=[weight for _, weight in pairs])
+        for column, weight in pairs:
+            expected[number, column] = max(expected[number, column], weight)
+    relevance = builder.build(4, filtered=None).relevance
+    np.testing.assert_array_equal(relevance.toarray(), expected)
+    assert relevance.nnz == np.count_nonzero(expected)
 
 
 def test_xmc_json_joins_title_and_content(tmp_path: Path) -> None:

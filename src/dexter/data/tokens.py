@@ -44,11 +44,6 @@ class Tokens:
         """Number of tokens of each text."""
         return np.diff(self.offsets)
 
-    def row(self, row: int) -> np.ndarray:
-        """Return the ids of one text; negative numbers count from the end."""
-        row = range(len(self))[row]
-        return self.ids[self.offsets[row] : self.offsets[row + 1]]
-
     def part(self, rows: slice) -> Tokens:
         """Return a run of consecutive texts, sharing their memory."""
         start, stop, _ = rows.indices(len(self))
