@@ -114,7 +114,7 @@ class ApproximateIndex:
         # A query with very many excluded labels must not make all the others fetch as many candidates.
         is_crowded_B = num_excluded_B > MAX_EXCLUDED_RATIO * places
         wanted = (places + int(num_excluded_B[~is_crowded_B].max(initial=0))) * self.depth
-        width = min(wanted + min(self._num_removed, wanted), self.engine.max_candidates)
+        width = min(wanted + min(self._num_removed, wanted), self.engine.MAX_CANDIDATES)
         if width < k or width >= len(self.vectors_LD) - len(self._unindexed_labels):
             return search(queries_BD, self.vectors_LD, k, exclude=exclude, ceiling=ceiling)
         scores_BW, labels_BW = self._score_candidates(queries_BD, width, exclude, ceiling)
@@ -180,7 +180,7 @@ def build_measured(
     exact = search(sample_ND, vectors_LD, min(RECALL_AT, len(vectors_LD)))
     rows_L = np.arange(len(vectors_LD))
     recall = 0.0
-    for depth in (depth for depth in DEPTHS if depth * RECALL_AT <= engine.max_candidates):
+    for depth in (depth for depth in DEPTHS if depth * RECALL_AT <= engine.MAX_CANDIDATES):
         index = ApproximateIndex(backend=backend, engine=engine, vectors_LD=vectors_LD, rows_L=rows_L, depth=depth)
         recall = measure_recall(index, sample_ND, exact=exact)
         if recall >= TARGET_RECALL:

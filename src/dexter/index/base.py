@@ -10,9 +10,10 @@ numbers of an engine are the positions of the labels when the index was built.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,50 +91,48 @@ class DatabaseAddress:
     """Name of the table or collection."""
 
 
-class Engine(Protocol):
+class SavedEngine(NamedTuple):
+    """What an index folder holds of an engine, and where its database is."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    description: Mapping[str, Any]
+    dimension: int
+    """Of the vectors."""
+    url: str | None
+    """Address of the database; from the caller, never from the folder."""
+
+
+class Engine(ABC):
     """Finds rows whose vectors have large inner products with a query; fast, and may miss some."""
 
-    ARRAYS: ClassVar[Mapping[str, type[np.generic]]]
+    ARRAYS: ClassVar[Mapping[str, type[np.generic]]] = {}
     """Name and type of each array that `arrays` returns; empty for a database."""
+    MAX_CANDIDATES: ClassVar[int]
+    """Largest number of candidates per query that it can return."""
+    num_rows: int
+    """Number of vectors."""
 
     @classmethod
+    @abstractmethod
     def build(cls, vectors_LD: NDArray[np.float32], *, address: DatabaseAddress | None = None) -> Self:
         """Build an engine whose rows are 0 to L - 1."""
-        ...
 
     @classmethod
-    def restore(
-        cls,
-        arrays: Mapping[str, NDArray[Any]],
-        description: Mapping[str, Any],
-        *,
-        dimension: int,
-        url: str | None = None,
-    ) -> Self:
+    @abstractmethod
+    def restore(cls, saved: SavedEngine) -> Self:
         """Rebuild the engine from what `arrays` and `describe` returned; raise `ModelError` where they do not fit."""
-        ...
 
-    @property
-    def num_rows(self) -> int:
-        """Number of vectors."""
-        ...
-
-    @property
-    def max_candidates(self) -> int:
-        """Largest number of candidates per query that it can return."""
-        ...
-
+    @abstractmethod
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
         """Return rows for each query in any order; -1 where there are fewer."""
-        ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays to save."""
-        ...
+        return {}
 
     def describe(self) -> dict[str, Any]:
         """Return plain values to save beside the arrays."""
-        ...
+        return {}
 
 
 def default_backend(num_labels: int) -> BackendName:

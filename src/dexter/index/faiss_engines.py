@@ -17,26 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import ModelError, require
-from dexter.index.base import DatabaseAddress
+from dexter.index.base import DatabaseAddress, Engine, SavedEngine
 
 _DIMENSIONS_PER_CODE, _BITS, _CENTROIDS = 2, 4, 16
-_MAX_SCANNED = 2**20
 _LINKS = 32
 """Links per vector and level; twice as many at the lowest."""
 _BREADTH = 100
 """Candidates for links while building."""
-_MAX_WALKED = 2**16
-"""With more candidates the walk through the graph would take longer than exact search."""
 
 
-class PQEngine:
+class PQEngine(Engine):
     """Codes, and the scanner over them."""
 
     ARRAYS: ClassVar[Mapping[str, type[np.generic]]] = {"centroids": np.float32, "codes": np.uint8}
+    MAX_CANDIDATES = 2**20
 
     def __init__(self, centroids_MCD: NDArray[np.float32], codes_LB: NDArray[np.uint8]) -> None:
         self._centroids_MCD, self._codes_LB = centroids_MCD, codes_LB
         self._scanner = _make_scanner(centroids_MCD, codes_LB)
+        self.num_rows = len(codes_LB)
 
     @classmethod
     def build(cls, vectors_LD: NDArray[np.float32], *, address: DatabaseAddress | None = None) -> Self:
@@ -52,31 +51,14 @@ class PQEngine:
         return cls(centroids, quantizer.compute_codes(padded))
 
     @classmethod
-    def restore(
-        cls,
-        arrays: Mapping[str, NDArray[Any]],
-        description: Mapping[str, Any],
-        *,
-        dimension: int,
-        url: str | None = None,
-    ) -> Self:
+    def restore(cls, saved: SavedEngine) -> Self:
         """Check the shapes and start the scanner."""
-        centroids, codes = arrays["centroids"], arrays["codes"]
-        num_codes = -(-dimension // _DIMENSIONS_PER_CODE)
+        centroids, codes = saved.arrays["centroids"], saved.arrays["codes"]
+        num_codes = -(-saved.dimension // _DIMENSIONS_PER_CODE)
         fits = centroids.shape == (num_codes, _CENTROIDS, _DIMENSIONS_PER_CODE)
         if not fits or codes.ndim != 2 or codes.shape[1] != -(-num_codes // 2) or not len(codes):
             raise ModelError(f"shapes {centroids.shape} and {codes.shape} are not those of an index")
         return cls(centroids, codes)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of vectors."""
-        return len(self._codes_LB)
-
-    @property
-    def max_candidates(self) -> int:
-        """A bound on memory: the scan itself has none."""
-        return _MAX_SCANNED
 
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
         """Return the rows whose codes score best."""
@@ -88,12 +70,8 @@ class PQEngine:
         """Return codes and centroids."""
         return {"centroids": self._centroids_MCD, "codes": self._codes_LB}
 
-    def describe(self) -> dict[str, Any]:
-        """Return nothing: the arrays say all."""
-        return {}
 
-
-class HNSWEngine:
+class HNSWEngine(Engine):
     """The graph of faiss."""
 
     ARRAYS: ClassVar[Mapping[str, type[np.generic]]] = {
@@ -104,9 +82,12 @@ class HNSWEngine:
         "codes": np.uint8,
         "entry": np.int32,
     }
+    MAX_CANDIDATES = 2**16
+    """With more candidates the walk through the graph would take longer than exact search."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
+        self.num_rows = int(graph.ntotal)
 
     @classmethod
     def build(cls, vectors_LD: NDArray[np.float32], *, address: DatabaseAddress | None = None) -> Self:
@@ -118,17 +99,10 @@ class HNSWEngine:
         return cls(graph)
 
     @classmethod
-    def restore(
-        cls,
-        arrays: Mapping[str, NDArray[Any]],
-        description: Mapping[str, Any],
-        *,
-        dimension: int,
-        url: str | None = None,
-    ) -> Self:
+    def restore(cls, saved: SavedEngine) -> Self:
         """Check every link and fill an empty graph."""
-        graph = _empty_graph(dimension)
-        check_graph(arrays, dimension, links_up_to_level(graph))
+        arrays, graph = saved.arrays, _empty_graph(saved.dimension)
+        check_graph(arrays, saved.dimension, links_up_to_level(graph))
         faiss = _require_faiss()
         hnsw, storage = graph.hnsw, faiss.downcast_index(graph.storage)
         for name in ("neighbors", "offsets", "levels"):
@@ -139,16 +113,6 @@ class HNSWEngine:
         storage.ntotal = graph.ntotal = len(arrays["codes"])
         storage.is_trained = graph.is_trained = True
         return cls(graph)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of vectors."""
-        return int(self._graph.ntotal)
-
-    @property
-    def max_candidates(self) -> int:
-        """The largest breadth of a walk."""
-        return _MAX_WALKED
 
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
         """Return the rows that a walk of this breadth finds."""
@@ -165,13 +129,9 @@ class HNSWEngine:
             "offsets": faiss.vector_to_array(hnsw.offsets),
             "levels": faiss.vector_to_array(hnsw.levels),
             "trained": faiss.vector_to_array(storage.sq.trained),
-            "codes": faiss.vector_to_array(storage.codes).reshape(self._graph.ntotal, self._graph.d),
+            "codes": faiss.vector_to_array(storage.codes).reshape(self.num_rows, self._graph.d),
             "entry": np.array([hnsw.entry_point, hnsw.max_level], dtype=np.int32),
         }
-
-    def describe(self) -> dict[str, Any]:
-        """Return nothing: the arrays say all."""
-        return {}
 
 
 def check_graph(arrays: Mapping[str, NDArray[Any]], dimension: int, ends: NDArray[np.int64]) -> None:

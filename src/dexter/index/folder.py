@@ -27,7 +27,7 @@ from torch import Tensor
 from dexter.errors import ModelError, UsageError
 from dexter.files import atomic_folder, verify_manifest, write_json
 from dexter.index.approximate import RECALL_AT, ApproximateIndex, build_measured
-from dexter.index.base import BackendName, DatabaseAddress, Engine, Index, Stamp, checked_backend
+from dexter.index.base import BackendName, DatabaseAddress, Engine, Index, SavedEngine, Stamp, checked_backend
 from dexter.index.exact import ExactIndex
 
 log = logging.getLogger("dexter")
@@ -225,7 +225,7 @@ def _restore_engine(
     kind = engine_class(backend)
     arrays = _read_tensors(folder / _ENGINE, kind.ARRAYS) if kind.ARRAYS else {}
     try:
-        return kind.restore(arrays, values, dimension=dimension, url=url)
+        return kind.restore(SavedEngine(arrays, values, dimension, url))
     except ModelError as error:
         raise ModelError(f"{folder}: {error}: {_REMEDY}") from None
 

@@ -6,31 +6,30 @@ The table is made in one transaction, so that others see the old one or the new 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import ModelError, ResourceError, UsageError, require
-from dexter.index.base import DatabaseAddress, checked_address, read_table_description
+from dexter.index.base import DatabaseAddress, Engine, SavedEngine, checked_address, read_table_description
 
 _MAX_DIMENSIONS = 2_000
 """Limit of pgvector's HNSW over float32."""
-_MAX_CANDIDATES = 1_000
-"""The largest breadth (ef_search) that pgvector takes."""
 _LINKS, _BREADTH = 16, 100
 _QUERIES_AT_ONCE = 64
 
 
-class PgvectorEngine:
+class PgvectorEngine(Engine):
     """One table on a server."""
 
-    ARRAYS: ClassVar[Mapping[str, type[np.generic]]] = {}
+    MAX_CANDIDATES = 1_000
+    """The largest breadth (ef_search) that pgvector takes."""
 
     def __init__(self, connection: Any, address: DatabaseAddress, *, num_rows: int) -> None:
-        self._connection, self._address, self._num_rows = connection, address, num_rows
+        self._connection, self._address, self.num_rows = connection, address, num_rows
         self._lock = threading.Lock()
         """A connection has one transaction at a time."""
 
@@ -54,17 +53,11 @@ class PgvectorEngine:
         return engine
 
     @classmethod
-    def restore(
-        cls,
-        arrays: Mapping[str, NDArray[Any]],
-        description: Mapping[str, Any],
-        *,
-        dimension: int,
-        url: str | None = None,
-    ) -> Self:
+    def restore(cls, saved: SavedEngine) -> Self:
         """Find the table again, and check its number of rows."""
-        name, num_rows = read_table_description(description)
-        engine = cls._connect(None if url is None else DatabaseAddress(url=url, name=name), num_rows=num_rows)
+        name, num_rows = read_table_description(saved.description)
+        address = None if saved.url is None else DatabaseAddress(url=saved.url, name=name)
+        engine = cls._connect(address, num_rows=num_rows)
         with _server_errors(engine._address):
             if engine._run("SELECT to_regclass({literal})").fetchone()[0] is None:
                 raise ModelError(f"the server has no table {name}")
@@ -72,16 +65,6 @@ class PgvectorEngine:
         if found != num_rows:
             raise ModelError(f"table {name} has {found} rows, expected {num_rows}")
         return engine
-
-    @property
-    def num_rows(self) -> int:
-        """Number of vectors."""
-        return self._num_rows
-
-    @property
-    def max_candidates(self) -> int:
-        """The largest breadth of the walk through its graph."""
-        return _MAX_CANDIDATES
 
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
         """Return the rows that the server finds."""
@@ -101,13 +84,9 @@ class PgvectorEngine:
                     rows_NW[start + number - 1, : len(ids)] = ids
         return rows_NW
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return nothing: the server has the vectors."""
-        return {}
-
     def describe(self) -> dict[str, Any]:
         """Return the table's name and number of rows. The address is not written anywhere."""
-        return {"name": self._address.name, "num_rows": self._num_rows}
+        return {"name": self._address.name, "num_rows": self.num_rows}
 
     @classmethod
     def _connect(cls, address: DatabaseAddress | None, *, num_rows: int) -> Self:

@@ -8,33 +8,32 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import ModelError, ResourceError, require
-from dexter.index.base import DatabaseAddress, checked_address, read_table_description
+from dexter.index.base import DatabaseAddress, Engine, SavedEngine, checked_address, read_table_description
 
 log = logging.getLogger("dexter")
 
-_MAX_CANDIDATES = 10_000
-"""A bound on what one answer over the network holds."""
 _POINTS_AT_ONCE, _QUERIES_AT_ONCE = 1_000, 64
 _LOCAL_CLIENTS: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The open folders of local mode, each of which can be opened only once."""
 
 
-class QdrantEngine:
+class QdrantEngine(Engine):
     """One collection."""
 
-    ARRAYS: ClassVar[Mapping[str, type[np.generic]]] = {}
+    MAX_CANDIDATES = 10_000
+    """A bound on what one answer over the network holds."""
 
     def __init__(self, client: Any, address: DatabaseAddress, *, num_rows: int) -> None:
-        self._client, self._address, self._num_rows = client, address, num_rows
+        self._client, self._address, self.num_rows = client, address, num_rows
 
     @classmethod
     def build(cls, vectors_LD: NDArray[np.float32], *, address: DatabaseAddress | None = None) -> Self:
@@ -49,17 +48,11 @@ class QdrantEngine:
         return engine
 
     @classmethod
-    def restore(
-        cls,
-        arrays: Mapping[str, NDArray[Any]],
-        description: Mapping[str, Any],
-        *,
-        dimension: int,
-        url: str | None = None,
-    ) -> Self:
+    def restore(cls, saved: SavedEngine) -> Self:
         """Find the collection again, and check its number of points."""
-        name, num_rows = read_table_description(description)
-        engine = cls._connect(None if url is None else DatabaseAddress(url=url, name=name), num_rows=num_rows)
+        name, num_rows = read_table_description(saved.description)
+        address = None if saved.url is None else DatabaseAddress(url=saved.url, name=name)
+        engine = cls._connect(address, num_rows=num_rows)
         with _client_errors(engine._address):
             if not engine._client.collection_exists(name):
                 raise ModelError(f"Qdrant has no collection {name}")
@@ -67,16 +60,6 @@ class QdrantEngine:
         if found != num_rows:
             raise ModelError(f"collection {name} has {found} points, expected {num_rows}")
         return engine
-
-    @property
-    def num_rows(self) -> int:
-        """Number of vectors."""
-        return self._num_rows
-
-    @property
-    def max_candidates(self) -> int:
-        """The most that are fetched over the network."""
-        return _MAX_CANDIDATES
 
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
         """Return the rows that Qdrant finds."""
@@ -96,13 +79,9 @@ class QdrantEngine:
                 rows_NW[row, : len(ids)] = ids
         return rows_NW
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return nothing: Qdrant has the vectors."""
-        return {}
-
     def describe(self) -> dict[str, Any]:
         """Return the collection's name and number of points. The address is not written anywhere."""
-        return {"name": self._address.name, "num_rows": self._num_rows}
+        return {"name": self._address.name, "num_rows": self.num_rows}
 
     @classmethod
     def _connect(cls, address: DatabaseAddress | None, *, num_rows: int) -> Self:
