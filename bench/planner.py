@@ -1,10 +1,10 @@
 """What `dexter plan` predicts beside what a run needs: peak memory of the process, disk, seconds of an epoch.
 
-    python bench/planner.py [--cases stackexchange4/dexter ...]
+    python bench/planner.py [--cases stackexchange4/dexter ...] [--pydocs FOLDER]
 
 Every case is a process of its own with one thread. It trains for a few steps, with the refresh, a validation,
-checkpoints and the tuning at the end; the largest resident size that the system recorded until then is the memory. Then
-it plans between two more stretches of training, from whose steps an epoch is put together. Times are processor seconds,
+checkpoints and the tuning at the end; the memory is the largest resident size that the system recorded until then. Then
+it plans between two more stretches of training, whose steps make up the measured epoch. Times are processor seconds,
 and prediction and run take turns, since the machine may not be quiet. Columns: predicted, measured, and their ratio.
 """
 
@@ -18,10 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dexter.config import Config, parse_overrides
 from dexter.data import Dataset
@@ -44,16 +42,19 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "npm-deps/dexml-hnm": ("npm-deps", "dexml-hnm", HARD),
     "delicious-bow/dexml": ("delicious-bow", "dexml", []),
     "pydocs/dexter": ("pydocs", "dexter", []),
+    "pydocs/unidec": ("pydocs", "unidec", HARD),
     "pydocs/dexml-hnm, MiniLM": ("pydocs", "dexml-hnm", [*HARD, *MINILM]),
     "pydocs/infonce, MiniLM": ("pydocs", "infonce", MINILM),
 }
 WARM_STEPS, STEPS = 3, 5
+REFRESH_PHASES = ("embed", "cluster", "mine")
 
 
 def main() -> None:
     """Run every case, each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--pydocs", type=Path, help="where pydocs is built already")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -64,7 +65,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as place:
         for case in arguments.cases:
-            data = folder(CASES[case][0], Path(place))
+            name = CASES[case][0]
+            data = arguments.pydocs if name == "pydocs" and arguments.pydocs else folder(name, Path(place))
             answer = output([__file__, "--child", str(data), "--cases", case])
             print(row(case, **json.loads(answer.splitlines()[-1])), flush=True)
 
@@ -88,61 +90,38 @@ def compare(data: Path, recipe: str, settings: list[str]) -> dict[str, dict[str,
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "run"
         trainer = Trainer(open_run(out, dataset, recipe, overrides(settings), resume=False), dataset, out)
-        watch = Stopwatch(trainer)
-        watch.train(WARM_STEPS)
+        train(trainer, WARM_STEPS)
         memory = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        refresh = watch.seconds["_refresh"]
-        watch.forget()
-        watch.train(STEPS)
+        refresh = sum(trainer.watch.seconds[phase] for phase in REFRESH_PHASES)
+        trainer.watch.seconds.clear()
+        elapsed = train(trainer, STEPS)
         predicted = predict(dataset, recipe, settings)
-        watch.train(STEPS)
-        step = watch.seconds["take_step"] / (2 * STEPS)
-        apart = sum(watch.seconds[name] for name in ("take_step", "save", "_tune"))
-        validation = (watch.seconds["run"] - apart) / 2
-        checkpoint = watch.seconds["save"] / watch.calls["save"]
-        seconds = trainer.steps_per_epoch * step + validation + checkpoint
+        elapsed += train(trainer, STEPS)
+        spent = trainer.watch.seconds
+        others = sum(spent[phase] for phase in ("validation", "checkpoint", "tuning", *REFRESH_PHASES))
+        step = (elapsed - others) / (2 * STEPS)
+        # A stretch has one validation and two checkpoints, one after the validation and one at the end.
+        seconds = trainer.steps_per_epoch * step + spent["validation"] / 2 + spent["checkpoint"] / 4
         measured = {
             "memory": memory,
             "disk": float(sum(path.stat().st_size for path in out.rglob("*") if path.is_file())),
             "step": step,
             "epoch": seconds + refresh * refreshes_per_epoch(trainer.config),
-            "tune": watch.seconds["_tune"] / 2,
+            "tune": spent["tuning"] / 2,
         }
     return {"predicted": predicted, "measured": measured}
 
 
-class Stopwatch:
-    """Processor seconds that a trainer spends in its parts."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.forget()
-        for name in ("run", "save", "take_step", "_refresh", "_tune"):
-            setattr(trainer, name, self._timed(name, getattr(trainer, name)))
-
-    def forget(self) -> None:
-        """Start from zero."""
-        self.seconds: Counter[str] = Counter()
-        self.calls: Counter[str] = Counter()
-
-    def train(self, num_steps: int) -> None:
-        """Some more steps, with a validation and checkpoints at their end."""
-        self.trainer.num_steps = self.trainer.step + num_steps
-        self.trainer.run()
-
-    def _timed(self, name: str, work: Callable[[], Any]) -> Callable[[], Any]:
-        def timed() -> Any:
-            started = time.process_time()
-            result = work()
-            self.seconds[name] += time.process_time() - started  # type: ignore[assignment]
-            self.calls[name] += 1
-            return result
-
-        return timed
+def train(trainer: Trainer, num_steps: int) -> float:
+    """Take some more steps, with a validation, checkpoints and the tuning at their end; return processor seconds."""
+    started = time.process_time()
+    trainer.num_steps = trainer.step + num_steps
+    trainer.run()
+    return time.process_time() - started
 
 
 def predict(dataset: Dataset, recipe: str, settings: list[str]) -> dict[str, float]:
-    """What the planner says."""
+    """What the planner predicts."""
     from dexter.planning.plan import plan
 
     found = plan(dataset, recipe=recipe, overrides=overrides(settings), clock=time.process_time)
@@ -157,7 +136,7 @@ def predict(dataset: Dataset, recipe: str, settings: list[str]) -> dict[str, flo
 
 
 def refreshes_per_epoch(config: Config) -> float:
-    """How often clusters and hard negatives are made anew."""
+    """How often clusters and hard negatives are recomputed."""
     if config.batch.order != "clustered" and not config.batch.hard_negatives:
         return 0.0
     return math.ceil((config.train.epochs - config.batch.start) / config.batch.refresh) / config.train.epochs

@@ -11,8 +11,11 @@ import torch
 import dexter
 from dexter.config import load_config
 from dexter.errors import UsageError
-from dexter.planning.plan import plan, plan_counts
-from dexter.planning.sample import draw_sample, sizes_from_data
+from dexter.planning import timing
+from dexter.planning.plan import describe_needs, plan, plan_counts
+from dexter.planning.sizes import batch_size, shape_of, sizes_from_data, steps_per_epoch
+from dexter.planning.timing import draw_sample
+from dexter.training import trainer as trainer_module
 from dexter.training.presets import resolve_presets
 from dexter.training.trainer import Trainer
 from tests.conftest import SMALL, make_world
@@ -27,16 +30,16 @@ def found(world):
 def test_estimated_sizes_are_those_of_the_run(recipe, tmp_path):
     world = make_world(num_train=1_500, num_labels=150)
     config = resolve_presets(load_config(recipe, {**SMALL, "train.device": "cpu"}), world)
-    estimated = sizes_from_data(world, config, draw_sample(world, config, size=300))
-    real = Trainer(config, world, tmp_path).sizes()
-    assert estimated.num_queries == pytest.approx(real.num_queries, rel=0.05)
-    assert estimated.num_label_texts == real.num_label_texts
-    assert estimated.encoder.dimension == real.encoder.dimension
+    found = sizes_from_data(world, config)
+    trainer = Trainer(config, world, tmp_path)
+    encoder = shape_of(trainer.encoder)
+    assert found.num_queries == pytest.approx(len(trainer.train_split), rel=0.05)
+    assert found.num_label_texts == len(trainer.label_tokens)
+    assert found.encoder.dimension == encoder.dimension
     # Single characters are pieces too, which the estimate leaves out.
-    assert estimated.encoder.table_rows == pytest.approx(real.encoder.table_rows, abs=60)
-    assert estimated.tokens_per_query == pytest.approx(real.tokens_per_query, rel=0.1)
-    assert estimated.text_bytes == real.text_bytes
-    assert estimated.pool_positives == real.pool_positives
+    assert found.encoder.table_rows == pytest.approx(encoder.table_rows, abs=60)
+    assert found.tokens_per_query == pytest.approx(trainer.query_tokens.lengths.mean(), rel=0.1)
+    assert steps_per_epoch(found, config) == trainer.steps_per_epoch
 
 
 @pytest.mark.parametrize("recipe", ["dexter", "unidec"])
@@ -61,6 +64,44 @@ def test_time_is_measured_in_parts(found):
     assert found.duration.largest.setting
 
 
+def test_real_steps_are_timed(world, monkeypatch):
+    """The heads that are timed are those of the run, with its own settings: they come from `training` alone."""
+    built = []
+
+    def build(config, *arguments, **named):
+        built.append(build_objective(config, *arguments, **named))
+        return built[-1]
+
+    build_objective = trainer_module.build_objective
+    monkeypatch.setattr(trainer_module, "build_objective", build)
+    settings = {**SMALL, "encoder.normalize": True, "head.projection": 0, "head.classifier": False}
+    plan(world, recipe="dexml", overrides=settings)
+    assert [objective.dual.normalize for objective in built] == [False]
+
+
+@pytest.mark.parametrize("recipe", ["dexter", "unidec"])
+def test_a_sample_keeps_batches_and_a_label_of_every_query(recipe, monkeypatch):
+    monkeypatch.setitem(timing._SAMPLED_CHARACTERS, "static", 20_000)
+    world = make_world(num_train=3_000, num_labels=150)
+    config = resolve_presets(load_config(recipe, {**SMALL, "train.device": "cpu"}), world)
+    sizes = sizes_from_data(world, config)
+    sample = draw_sample(world, config, sizes)
+    assert 300 < len(sample.train) < 1_000
+    assert sample.train.relevance.getnnz(axis=1).min() > 0
+    sampled = sizes_from_data(sample, config)
+    assert batch_size(sampled, config) == pytest.approx(batch_size(sizes, config), rel=0.1)
+    found = timing.time_run(world, config, sizes, clock=time.process_time)
+    assert found.num_steps == steps_per_epoch(sizes, config)
+    assert found.step > 0
+
+
+def test_what_training_needs_in_one_line(world):
+    said = describe_needs(world, recipe="dexter", overrides=SMALL)
+    assert said.startswith("needs about ")
+    assert "of memory (largest: " in said
+    assert said.endswith(" of disk")
+
+
 def test_planning_leaves_random_states_and_threads_alone(world):
     torch.manual_seed(7)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
@@ -80,12 +121,12 @@ def test_the_report_names_the_largest_and_what_shrinks_it(found):
     assert values["time"]["epoch"] > 0
 
 
-def test_ranks_and_devices_are_planned_without_timing(world):
+def test_several_processes_and_devices_are_planned_without_timing(world):
     found = plan(world, recipe="unidec", overrides=SMALL, world_size=4, gpu_memory=24)
     assert found.duration is None
     assert found.memory.separate
     assert {exchange.name for exchange in found.exchanges} >= {"queries", "query gradients", "max", "sum", "gradients"}
-    assert "sent by each rank in a step" in found.render()
+    assert "sent by each process in a step" in found.render()
     assert "not measured" in found.render()
 
 
@@ -107,8 +148,8 @@ def test_a_cluster_for_very_many_labels():
         gpu_memory=80,
     )
     assert found.fits is False
-    assert 2 < found.ranks_needed < 64
-    table = 450_000_000 * 64 * (2 + 8)
+    assert 2 < found.processes_needed < 64
+    table = 450_000_000 * 64 * (2 + 4)
     assert found.memory.peak("device") > table / 2
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dexter.config import load_config
-from dexter.planning.communication import step_exchanges
+from dexter.planning.network import step_exchanges
+from dexter.planning.sizes import sizes_from_data
 from dexter.training.presets import resolve_presets
 from dexter.training.trainer import Trainer
 from tests.conftest import SMALL, make_world
@@ -23,7 +24,7 @@ def said_and_sent(world, recipe, changes):
     world.traffic.clear()
     for _ in range(STEPS):
         trainer.take_step()
-    said = step_exchanges(trainer.sizes(), config, world_size=world.size)
+    said = step_exchanges(sizes_from_data(data, config), config, world_size=world.size)
     sent = {name: traffic.bytes / STEPS for name, traffic in world.traffic.items()}
     return {exchange.name: exchange.sent for exchange in said}, sent
 

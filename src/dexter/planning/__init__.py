@@ -1,6 +1,5 @@
-"""What a run will need, before it is started: memory, disk, time, and bytes between ranks.
+"""What a run will need, before it is started: memory, disk, time, and bytes between processes.
 
-`sizes` and `shapes` say what is large; `terms`, `storage`, `duration` and `communication` hold the formulas; `probe`
-measures this machine on a `sample` of the data; `advice` looks for the settings that make a run fit; `plan` puts all of
-it together and `report` prints it.
+`sizes` holds the numbers that everything follows from, `memory` and `network` the formulas, `timing` times a few real
+steps, and `plan` puts them together, finds settings that make a run fit, and prints.
 """

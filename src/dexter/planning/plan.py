@@ -1,10 +1,15 @@
-"""`plan`: what a run on some data will need; `plan_counts`: the same from numbers, for data and machines elsewhere."""
+"""What a run will need: `plan` from data, `plan_counts` from numbers alone, `describe_needs` in one line.
+
+A plan that does not fit into the memory at hand comes with the change of settings, or the number of processes, with
+which it does.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +17,30 @@ from typing import Any
 from dexter.config import Config, load_config
 from dexter.data import Dataset
 from dexter.errors import UsageError
-from dexter.planning.advice import Change, changes_that_fit, ranks_that_fit
-from dexter.planning.communication import Exchange, refresh_exchanges, step_exchanges
-from dexter.planning.duration import Duration, duration
-from dexter.planning.operations import operations_per_step
-from dexter.planning.probe import Clock, probe, timed_sample
-from dexter.planning.rates import Rates
-from dexter.planning.report import render, to_json
-from dexter.planning.sample import draw_sample, sizes_from_data
-from dexter.planning.shapes import WORD_PIECES, shape_from_config
-from dexter.planning.sizes import Sizes, sizes_from_counts, steps_per_epoch
-from dexter.planning.storage import disk
-from dexter.planning.terms import Memory, Term, memory
-from dexter.training.presets import resolve_counts
+from dexter.planning.memory import MemoryEstimate, Term, estimate_disk, estimate_memory
+from dexter.planning.network import Exchange, refresh_exchanges, step_exchanges
+from dexter.planning.sizes import (
+    WORD_PIECES,
+    Sizes,
+    operations_per_step,
+    shape_from_config,
+    sizes_from_counts,
+    sizes_from_data,
+    steps_per_epoch,
+)
+from dexter.planning.timing import Clock, Duration, time_run
+from dexter.training.presets import resolve_counts, resolve_presets
 
 _GIB = 2**30
+_MOST_PROCESSES = 1 << 20
+_SHOWN_TERMS = 8
+_PHASES = {
+    "step": "in a step",
+    "refresh": "while mining",
+    "validation": "in a validation",
+    "start": "at the start",
+    "tuning": "at the end",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,23 +49,24 @@ class Plan:
 
     config: Config
     sizes: Sizes
-    memory: Memory
+    memory: MemoryEstimate
     disk: tuple[Term, ...]
     duration: Duration | None
-    """None where nothing was measured."""
-    rates: Rates | None
+    """None where nothing was timed."""
     operations: float
-    """Floating-point operations of a step on one rank."""
+    """Floating-point operations of a step in one process."""
     world_size: int
+    """Processes that share the labels."""
     exchanges: tuple[Exchange, ...]
-    """What each rank sends in a step."""
+    """What each process sends in a step."""
     refresh_exchanges: tuple[Exchange, ...]
+    """What each process sends in a refresh of clusters and hard negatives."""
     limit: float | None
-    """Bytes that a rank may use, if known."""
-    changes: tuple[Change, ...] | None
-    """Settings that make it fit; empty where it does, None where none do."""
-    ranks_needed: int | None
-    """Processes on which it would fit."""
+    """Bytes of memory for each process, if known."""
+    changes: tuple[str, ...] | None
+    """Settings (KEY=VALUE) that make it fit; empty where it fits as it is, None where none are known."""
+    processes_needed: int | None
+    """Fewest processes with which it fits, where it does not."""
 
     @property
     def num_steps(self) -> int:
@@ -60,21 +75,57 @@ class Plan:
 
     @property
     def peak_memory(self) -> float:
-        """Most bytes at any moment on one rank: of its device if that has memory of its own, else of the process."""
-        return _peak(self.memory)
+        """Peak bytes of one process: on its device if that has memory of its own, else of the process."""
+        return self.memory.limiting
 
     @property
     def fits(self) -> bool | None:
-        """Whether the limit holds it; None without a limit."""
+        """Whether the peak is within the limit; None without a limit."""
         return None if self.limit is None else self.peak_memory <= self.limit
 
     def render(self) -> str:
-        """The plan for a reader."""
-        return render(self)
+        """The plan as text."""
+        parts = (_head, _memory, _fit, _disk, _time, _network)
+        return "\n".join(line for part in parts for line in part(self))
 
     def to_json(self) -> dict[str, Any]:
-        """The plan for a program."""
-        return to_json(self)
+        """The plan as plain values; bytes and seconds throughout."""
+        memory, duration = self.memory, self.duration
+        process, first = (memory.peak("process"), memory.peak("process", "first")) if memory.separate else (None, None)
+        return {
+            "sizes": dataclasses.asdict(self.sizes),
+            "steps_per_epoch": self.num_steps,
+            "memory": {
+                "peak": round(self.peak_memory),
+                "process": round(self.peak_memory if process is None else process),
+                "first_process": round(self.peak_memory if first is None else first),
+                "phase": memory.busiest,
+                "terms": [dataclasses.asdict(term) for term in memory.terms],
+                "largest": dataclasses.asdict(memory.largest),
+            },
+            "disk": {
+                "total": round(sum(term.bytes for term in self.disk)),
+                "terms": [dataclasses.asdict(term) for term in self.disk],
+            },
+            "time": None
+            if duration is None
+            else {
+                "prepare": duration.prepare,
+                "step": duration.step,
+                "epoch": duration.epoch,
+                "tune": duration.tune,
+                "total": duration.total,
+                "terms": [dataclasses.asdict(term) for term in duration.terms],
+            },
+            "operations_per_step": self.operations,
+            "world_size": self.world_size,
+            "sent_per_step": [dataclasses.asdict(exchange) for exchange in self.exchanges],
+            "sent_per_refresh": [dataclasses.asdict(exchange) for exchange in self.refresh_exchanges],
+            "limit": self.limit,
+            "fits": self.fits,
+            "changes": None if self.changes is None else list(self.changes),
+            "processes_needed": self.processes_needed,
+        }
 
 
 def plan(
@@ -86,24 +137,21 @@ def plan(
     gpu_memory: float | None = None,
     clock: Clock = time.perf_counter,
 ) -> Plan:
-    """Predict memory, disk and time of `train` with the same arguments, from a few seconds of measuring.
+    """Predict memory, disk and time of `train` with the same arguments, from a few real steps.
 
     Args:
         data: a data set, or the path or name of one.
         recipe: a recipe's name or TOML file.
         overrides: settings by dotted name.
-        world_size: processes that share the work.
-        gpu_memory: GiB of each device; time is then not predicted, since that device is not this machine.
-        clock: what measures time; a clock of processor time is right where other work disturbs the machine.
+        world_size: processes that share the work; with more than one, nothing is timed.
+        gpu_memory: GiB of each device; nothing is timed, since that device is not this machine.
+        clock: returns seconds; give `time.process_time` where other work disturbs the machine.
     """
-    dataset = _loaded(data)
-    config = _decided(recipe, overrides, len(dataset.train), dataset.num_labels, gpu_memory)
-    here = replace(config, train=replace(config.train, device="cpu")) if gpu_memory is not None else config
-    sample, prepared = timed_sample(draw_sample, dataset, here, clock=clock)
-    sizes = sizes_from_data(dataset, config, sample)
-    alone = world_size == 1 and gpu_memory is None
-    rates = probe(sample, sizes, config, prepared=prepared, clock=clock) if alone else None
-    return _assemble(config, sizes, rates=rates, world_size=world_size, gpu_memory=gpu_memory)
+    dataset = _load(data)
+    config = _resolve(recipe, overrides, len(dataset.train), dataset.num_labels, gpu_memory)
+    sizes = sizes_from_data(dataset, config)
+    duration = time_run(dataset, config, sizes, clock=clock) if world_size == 1 and gpu_memory is None else None
+    return _assemble(config, sizes, duration=duration, world_size=world_size, gpu_memory=gpu_memory)
 
 
 def plan_counts(
@@ -118,74 +166,85 @@ def plan_counts(
     world_size: int = 1,
     gpu_memory: float | None = None,
 ) -> Plan:
-    """Predict memory, disk, operations and bytes between ranks from counts alone; no data is read, nothing is timed."""
-    config = _decided(recipe, overrides, num_queries, num_labels, gpu_memory)
+    """Predict memory, disk, operations and bytes between processes from counts; no data is read, nothing is timed."""
+    config = _resolve(recipe, overrides, num_queries, num_labels, gpu_memory)
     rows = WORD_PIECES + config.encoder.words + (num_labels if config.encoder.label_vectors else 0)
-    shape = shape_from_config(config.encoder, table_rows=rows if config.encoder.kind == "static" else 0)
     sizes = sizes_from_counts(
         config,
-        shape,
+        shape_from_config(config.encoder, table_rows=rows),
         num_queries=num_queries,
         num_labels=num_labels,
         tokens_per_text=tokens_per_text,
         tokens_per_label=tokens_per_label,
         labels_per_query=labels_per_query,
     )
-    return _assemble(config, sizes, rates=None, world_size=world_size, gpu_memory=gpu_memory)
+    return _assemble(config, sizes, duration=None, world_size=world_size, gpu_memory=gpu_memory)
 
 
-def _assemble(config: Config, sizes: Sizes, *, rates: Rates | None, world_size: int, gpu_memory: float | None) -> Plan:
+def describe_needs(
+    dataset: Dataset,
+    *,
+    recipe: str | Path = "dexter",
+    overrides: Mapping[str, Any] | None = None,
+    world_size: int = 1,
+) -> str:
+    """Say in one line what a run needs: peak memory, its largest part and the setting that shrinks it, and disk."""
+    config = resolve_presets(load_config(recipe, overrides or {}), dataset)
+    sizes = sizes_from_data(dataset, config)
+    memory = estimate_memory(sizes, config, world_size=world_size, separate=config.train.device != "cpu")
+    largest = memory.largest
+    remedy = f"; smaller with {largest.setting}" if largest.setting else ""
+    return (
+        f"needs about {in_bytes(memory.limiting)} of memory{' per process' if world_size > 1 else ''} (largest: "
+        f"{largest.name}, {in_bytes(largest.bytes)}{remedy}) and "
+        f"{in_bytes(sum(term.bytes for term in estimate_disk(sizes, config)))} of disk"
+    )
+
+
+def _assemble(
+    config: Config, sizes: Sizes, *, duration: Duration | None, world_size: int, gpu_memory: float | None
+) -> Plan:
     if world_size < 1:
         raise UsageError(f"--world-size {world_size}: expected 1 or more")
     separate = gpu_memory is not None or config.train.device != "cpu"
     limit = gpu_memory * _GIB if gpu_memory is not None else _machine_memory() if not separate else None
 
-    def peak(changed: Config, ranks: int) -> float:
-        return _peak(memory(_resized(sizes, config, changed), changed, world_size=ranks, separate=separate))
+    def peak(changed: Config, processes: int = world_size) -> float:
+        resized = _resize(sizes, config, changed)
+        return estimate_memory(resized, changed, world_size=processes, separate=separate).limiting
 
-    changes: list[Change] | None = []
-    ranks = None
-    if limit is not None and peak(config, world_size) > limit:
-        changes = changes_that_fit(config, limit, lambda changed: peak(changed, world_size))
-        ranks = ranks_that_fit(limit, lambda count: peak(config, count), least=world_size)
+    fits = limit is None or peak(config) <= limit
     return Plan(
         config=config,
         sizes=sizes,
-        memory=memory(sizes, config, world_size=world_size, separate=separate),
-        disk=tuple(disk(sizes, config)),
-        duration=None if rates is None else duration(sizes, config, rates),
-        rates=rates,
+        memory=estimate_memory(sizes, config, world_size=world_size, separate=separate),
+        disk=estimate_disk(sizes, config),
+        duration=duration,
         operations=operations_per_step(sizes, config, world_size=world_size),
         world_size=world_size,
         exchanges=tuple(step_exchanges(sizes, config, world_size=world_size)),
         refresh_exchanges=tuple(refresh_exchanges(sizes, config, world_size=world_size)),
         limit=limit,
-        changes=None if changes is None else tuple(changes),
-        ranks_needed=ranks,
+        changes=() if fits or limit is None else find_changes(config, limit, peak),
+        processes_needed=None
+        if fits or limit is None
+        else count_processes(limit, lambda count: peak(config, count), fewest=world_size),
     )
 
 
-def _resized(sizes: Sizes, config: Config, changed: Config) -> Sizes:
-    """The sizes under other settings: those of the encoder and of the pool follow them."""
+def _resize(sizes: Sizes, config: Config, changed: Config) -> Sizes:
+    """The sizes under other settings of the encoder and the batch."""
     encoder = sizes.encoder
     rows = encoder.table_rows
     if encoder.kind == "static":
-        rows -= max(0, config.encoder.words - changed.encoder.words)
-    dimension = changed.encoder.dimension or encoder.dimension
-    per_query = sizes.pool_positives / max(1, config.batch.size)
-    return replace(
-        sizes,
-        encoder=replace(encoder, dimension=dimension, table_rows=max(1, rows) if encoder.table_rows else 0),
-        pool_positives=round(per_query * changed.batch.size),
-    )
+        rows = max(1, rows - max(0, config.encoder.words - changed.encoder.words))
+    positives = sizes.pool_positives * changed.batch.size / max(1, config.batch.size)
+    shape = replace(encoder, dimension=changed.encoder.dimension or encoder.dimension, table_rows=rows)
+    return replace(sizes, encoder=shape, pool_positives=round(positives))
 
 
-def _decided(
-    recipe: str | Path,
-    overrides: Mapping[str, Any] | None,
-    num_queries: int,
-    num_labels: int,
-    gpu_memory: float | None,
+def _resolve(
+    recipe: str | Path, overrides: Mapping[str, Any] | None, num_queries: int, num_labels: int, gpu_memory: float | None
 ) -> Config:
     """The settings with every open value decided, for the device that is planned for."""
     chosen = dict(overrides or {})
@@ -196,17 +255,184 @@ def _decided(
     return resolve_counts(load_config(recipe, chosen), num_queries=num_queries, num_labels=num_labels)
 
 
-def _peak(needs: Memory) -> float:
-    return needs.peak("device") if needs.separate else needs.peak()
-
-
 def _machine_memory() -> float:
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def _loaded(data: Dataset | str | Path) -> Dataset:
+def _load(data: Dataset | str | Path) -> Dataset:
     if isinstance(data, Dataset):
         return data
     from dexter.data.formats import load_dataset
 
     return load_dataset(data)
+
+
+_SHRINKABLE = (
+    ("train.tokens_per_micro_batch", 512),
+    ("loss.memory_megabytes", 16),
+    ("head.storage", 0),
+    ("batch.size", 32),
+    ("encoder.words", 1_000),
+    ("head.projection", 32),
+    ("encoder.dimension", 32),
+)
+"""Settings that save memory and their smallest values: first those that cost speed, then those that change what is
+learned."""
+
+
+def find_changes(config: Config, limit: float, peak: Callable[[Config], float]) -> tuple[str, ...] | None:
+    """The first single change (KEY=VALUE) with which the peak is within the limit, else several; None if none are.
+
+    Several changes are the smallest value of each setting, the one that saves most first.
+    """
+    if peak(config) <= limit:
+        return ()
+    for setting, least in _SHRINKABLE:
+        for value in _smaller_values(config, setting, least):
+            if peak(_change(config, setting, value)) <= limit:
+                return (f"{setting}={value}",)
+    chosen: list[str] = []
+    remaining = dict(_SHRINKABLE)
+    while peak(config) > limit:
+        smallest = {
+            name: values[-1] for name, least in remaining.items() if (values := _smaller_values(config, name, least))
+        }
+        peaks = {name: peak(_change(config, name, value)) for name, value in smallest.items()}
+        best = min(peaks, key=lambda name: peaks[name], default="")
+        if not best or peaks[best] >= peak(config):
+            return None
+        chosen.append(f"{best}={smallest[best]}")
+        config = _change(config, best, smallest[best])
+        del remaining[best]
+    return tuple(chosen)
+
+
+def count_processes(limit: float, peak: Callable[[int], float], *, fewest: int = 1) -> int | None:
+    """The fewest processes with which each stays within the limit; None where no number is enough."""
+    enough = fewest
+    while peak(enough) > limit:
+        enough *= 2
+        if enough > _MOST_PROCESSES:
+            return None
+    low = fewest
+    while low < enough:
+        middle = (low + enough) // 2
+        low, enough = (low, middle) if peak(middle) <= limit else (middle + 1, enough)
+    return enough
+
+
+def _smaller_values(config: Config, setting: str, least: int) -> list[Any]:
+    """Smaller values of a setting, the nearest first: halves, or the smaller storage of a classifier."""
+    if setting == "head.storage":
+        return ["bfloat16"] if config.head.classifier and config.head.storage == "float32" else []
+    if setting == "encoder.words" and config.encoder.kind != "static":
+        return []
+    section, _, name = setting.partition(".")
+    value = getattr(getattr(config, section), name) or (1_024 if setting == "encoder.dimension" else 0)
+    values = []
+    while value // 2 >= least:
+        value //= 2
+        values.append(value)
+    return values
+
+
+def _change(config: Config, setting: str, value: Any) -> Config:
+    """The configuration with one setting changed; unchanged where the settings do not allow the value."""
+    section, _, name = setting.partition(".")
+    try:
+        part: Any = replace(getattr(config, section), **{name: value})
+        return dataclasses.replace(config, **{section: part})
+    except UsageError:
+        return config
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes with three digits: 12.3 MB, 1.25 GB."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:,.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.3g} {unit}"
+
+
+def in_time(seconds: float) -> str:
+    """A number of seconds in ms, s, min, h or days."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    if seconds < 6_000:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.3g} h" if seconds < 200_000 else f"{seconds / 86_400:.3g} days"
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    sizes, config = plan.sizes, plan.config
+    yield (
+        f"recipe {config.recipe}: {sizes.num_queries:,} queries of {sizes.tokens_per_query:.0f} tokens, "
+        f"{sizes.num_labels:,} labels of {sizes.tokens_per_label:.0f}; {config.encoder.kind} encoder of size "
+        f"{sizes.encoder.dimension}; {config.train.epochs} epochs of {plan.num_steps:,} steps"
+    )
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    memory = plan.memory
+    share = f" per process of {plan.world_size:,}" if plan.world_size > 1 else ""
+    place = " on the device" if memory.separate else ""
+    yield f"memory   {in_bytes(memory.limiting)}{place}{share}, most {_PHASES[memory.busiest]}"
+    if memory.separate:
+        first = in_bytes(memory.peak("process", "first"))
+        published = f"; {first} in the first, to publish the model" if plan.world_size > 1 else ""
+        yield f"         and {in_bytes(memory.peak('process'))} in each process (texts, tokens, libraries){published}"
+    terms = memory.at_peak()
+    for term in terms[:_SHOWN_TERMS]:
+        yield f"  {in_bytes(term.bytes):>10}  {term.name} ({term.formula})"
+    if rest := terms[_SHOWN_TERMS:]:
+        yield f"  {in_bytes(sum(term.bytes for term in rest)):>10}  {len(rest)} smaller"
+    if memory.largest.setting:
+        yield f"         to shrink the largest ({memory.largest.name}): {memory.largest.setting}"
+
+
+def _fit(plan: Plan) -> Iterator[str]:
+    if plan.limit is None:
+        return
+    if plan.fits:
+        yield f"fits     in {in_bytes(plan.limit)}"
+        return
+    remedies = []
+    if plan.changes:
+        remedies.append("it fits with " + " ".join(f"--set {change}" for change in plan.changes))
+    if plan.processes_needed:
+        remedies.append(f"it fits on {plan.processes_needed:,} processes")
+    yield f"DOES NOT FIT in {in_bytes(plan.limit)}: {'; or '.join(remedies) or 'no setting known here makes it fit'}"
+
+
+def _disk(plan: Plan) -> Iterator[str]:
+    parts = ", ".join(f"{term.name} {in_bytes(term.bytes)}" for term in plan.disk)
+    yield f"disk     {in_bytes(sum(term.bytes for term in plan.disk))}: {parts}"
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    duration = plan.duration
+    if duration is None:
+        yield f"time     not measured; {plan.operations:.3g} floating-point operations per step and process"
+        return
+    yield (
+        f"time     {in_time(duration.total)}: {in_time(duration.prepare)} to prepare, then {duration.epochs} epochs of "
+        f"{in_time(duration.epoch)} ({in_time(duration.step)} per step), then {in_time(duration.tune)} to tune"
+    )
+    for term in sorted(duration.terms, key=lambda term: -term.seconds)[:_SHOWN_TERMS]:
+        if term.seconds >= 0.01 * duration.epoch:
+            yield f"  {in_time(term.seconds):>10}  {term.name}"
+    yield f"         to shorten the largest ({duration.largest.name}): {duration.largest.setting}"
+
+
+def _network(plan: Plan) -> Iterator[str]:
+    if plan.world_size < 2:
+        return
+    yield f"network  {in_bytes(sum(exchange.sent for exchange in plan.exchanges))} sent by each process in a step"
+    for exchange in plan.exchanges:
+        yield f"  {in_bytes(exchange.sent):>10}  {exchange.name}"
+    if plan.refresh_exchanges:
+        sent = in_bytes(sum(exchange.sent for exchange in plan.refresh_exchanges))
+        yield f"         and {sent} in each refresh of clusters and hard negatives"

@@ -1,11 +1,11 @@
-"""Bytes between ranks: the ring's arithmetic, and who sends what."""
+"""Bytes between processes: the ring's arithmetic, and who sends what."""
 
 from dataclasses import replace
 
 import pytest
 
-from dexter.planning.communication import gathered, refresh_exchanges, step_exchanges, summed
-from tests.planning.test_terms import make
+from dexter.planning.network import gathered, refresh_exchanges, step_exchanges, summed
+from tests.planning.test_memory import make
 
 
 def ring(num_ranks, chunk_bytes, *, rounds):

@@ -1,15 +1,12 @@
-"""What holds memory in a run, term by term: each a formula of sizes and settings, with the setting that shrinks it.
+"""Peak memory and disk of a run, term by term: each a formula of sizes and settings, with the setting that shrinks it.
 
-A term belongs to a phase. What is `always` there adds up, and what is there once something was `trained` (the moments);
-of what comes and goes, only the phase that needs most counts: the start, a step, the refresh of clusters and hard
-negatives, a validation, the tuning at the end. With an accelerator, texts and
-tokens stay in the process's own memory and everything else is on the device; without one, all is in one place.
+A term belongs to a phase. Terms of the phase `always` add up, and so do those of `trained` (the optimiser's moments)
+after the first step; of the other phases (start, step, refresh of clusters and hard negatives, validation, tuning at
+the end) only the one that needs most counts. With an accelerator, texts and tokens stay in the memory of the process
+and everything else is on the device.
 
-The constants were found by running with one thing changed at a time and reading the peak (bench/planner.py holds the
-whole against real runs).
-
-Letters in formulas: B queries of a step, M labels it scores, U label texts it encodes, L labels, N queries, D
-dimension, R rows of the token table, each on one rank.
+The constants were found by running with one thing changed at a time and reading the peak (bench/planner.py compares
+the sum with real runs).
 """
 
 from __future__ import annotations
@@ -22,11 +19,19 @@ from typing import Literal
 from dexter.config import Config
 from dexter.index import exact as search
 from dexter.losses.streaming import TILE_ELEMENTS, Streaming, plan_tiles
-from dexter.planning.sizes import Sizes, batch_size, needs_refresh, pool_size, texts_per_step
+from dexter.planning.sizes import (
+    Sizes,
+    batch_size,
+    needs_refresh,
+    pool_size,
+    score_width,
+    steps_per_epoch,
+    texts_per_step,
+)
 
 Phase = Literal["always", "trained", "start", "step", "refresh", "validation", "tuning"]
-Place = Literal["process", "first", "device"]
-"""The memory of every process, of the first one only, or of a device."""
+Location = Literal["process", "first", "device"]
+"""The memory of every process, of the first process only, or of a device."""
 PHASES: tuple[Phase, ...] = ("start", "step", "refresh", "validation", "tuning")
 
 MIB = 2**20
@@ -65,50 +70,56 @@ _VOTED_PAIRS = 2**16
 
 @dataclass(frozen=True)
 class Term:
-    """One thing that holds memory."""
+    """One use of memory or disk."""
 
     name: str
     bytes: float
     formula: str
-    """How the bytes come about, in numbers."""
+    """How the bytes are computed, in numbers."""
     setting: str = ""
-    """What makes it smaller."""
+    """The settings that make it smaller."""
     phase: Phase = "always"
-    place: Place = "device"
+    location: Location = "device"
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The terms of one rank, and their peak."""
+class MemoryEstimate:
+    """The terms of one process, and their peak."""
 
     terms: tuple[Term, ...]
     separate: bool
     """Whether the device has memory of its own."""
 
-    def peak(self, *places: Place) -> float:
-        """Most bytes at any moment; in some places if told."""
-        chosen = [term for term in self.terms if not places or term.place in places]
+    def peak(self, *locations: Location) -> float:
+        """Peak memory in bytes, optionally restricted to the given locations."""
+        chosen = [term for term in self.terms if not locations or term.location in locations]
         return max(_total(chosen, phase) for phase in PHASES)
+
+    @property
+    def limiting(self) -> float:
+        """Peak of the memory that runs out first: the device's if it has its own, else that of the process."""
+        return self.peak("device") if self.separate else self.peak()
 
     @property
     def busiest(self) -> Phase:
         """The phase that needs most."""
-        chosen = [term for term in self.terms if not self.separate or term.place == "device"]
+        chosen = [term for term in self.terms if not self.separate or term.location == "device"]
         return max(PHASES, key=lambda phase: _total(chosen, phase))
 
     def at_peak(self) -> list[Term]:
-        """The terms that make the peak, the largest first."""
-        return sorted(_present(self.terms, self.busiest), key=lambda term: -term.bytes)
+        """The terms that make up the peak, the largest first; with a device, those in its memory."""
+        terms = [term for term in self.terms if not self.separate or term.location == "device"]
+        return sorted(_present(terms, self.busiest), key=lambda term: -term.bytes)
 
     @property
     def largest(self) -> Term:
         """The largest term at the peak that a setting shrinks."""
-        terms = [term for term in self.at_peak() if not self.separate or term.place == "device"]
+        terms = self.at_peak()
         return next((term for term in terms if term.setting), terms[0])
 
 
-def memory(sizes: Sizes, config: Config, *, world_size: int = 1, separate: bool = False) -> Memory:
-    """Every term of one rank; labels are split over the ranks, the encoder is on each."""
+def estimate_memory(sizes: Sizes, config: Config, *, world_size: int = 1, separate: bool = False) -> MemoryEstimate:
+    """Estimate the memory of one process; labels are split over the processes, the encoder is in each."""
     parts = (
         _process(sizes, config, separate=separate),
         _encoder(sizes),
@@ -122,29 +133,29 @@ def memory(sizes: Sizes, config: Config, *, world_size: int = 1, separate: bool 
     terms = tuple(term for part in parts for term in part if term.bytes > 0)
     if separate:
         terms = (*terms, Term("CUDA context", _CUDA_CONTEXT, "driver, kernels, libraries"))
-    return Memory(terms, separate)
+    return MemoryEstimate(terms, separate)
 
 
 def _process(sizes: Sizes, config: Config, *, separate: bool) -> Iterator[Term]:
-    """Texts, tokens and the interpreter: on every rank, whatever the device."""
+    """Texts, tokens and the interpreter: in every process, whatever the device."""
     static = sizes.encoder.kind == "static"
     libraries = _LIBRARIES + (0 if static else _TRANSFORMERS)
-    yield Term("Python and libraries", libraries, "measured once", place="process")
-    yield Term("tokenizer", _TOKENIZER, "measured once", place="process")
-    yield Term("texts and pairs", sizes.text_bytes, "strings, identifiers, relevance", place="process")
+    yield Term("Python and libraries", libraries, "measured once", location="process")
+    yield Term("tokenizer", _TOKENIZER, "measured once", location="process")
+    yield Term("texts and pairs", sizes.text_bytes, "strings, identifiers, relevance", location="process")
     tokens = sizes.query_tokens + sizes.label_tokens
     width = 8 if static else 2
     offsets = 8 * (sizes.num_queries + sizes.num_label_texts)
     formula = f"{tokens:,} tokens x {width}"
-    yield Term("tokens", width * tokens + offsets, formula, "encoder.max_length_query", place="process")
+    yield Term("tokens", width * tokens + offsets, formula, "encoder.max_length_query", location="process")
     if static:
         kept = min(tokens, _LARGEST_ON_HEAP) * _HEAP_BYTES_PER_TOKEN
-        yield Term("left over from tokenising", kept, "freed, not returned", place="process")
+        yield Term("left over from tokenising", kept, "freed, not returned", location="process")
         formula = f"{tokens:,} tokens x {_TOKENIZING_BYTES_PER_TOKEN}"
         work = max(0, _TOKENIZING_BYTES_PER_TOKEN * tokens - kept)
         yield Term("tokenising", work, formula, "encoder.max_length_query", "start", "process")
     elif not separate:
-        yield Term("left over from micro-batches", _MICRO_BATCHES, "freed, not returned", place="process")
+        yield Term("left over from micro-batches", _MICRO_BATCHES, "freed, not returned", location="process")
 
 
 def _encoder(sizes: Sizes) -> Iterator[Term]:
@@ -166,20 +177,22 @@ def _heads(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     """Projections, the prior, and the classifier's rows with their state."""
     head, labels = config.head, _share(sizes.num_labels, world_size)
     num_heads = 2 if head.classifier else 1
-    weights = num_heads * head.projection * (sizes.encoder.dimension + 1)
+    weights = num_heads * _projection_weights(sizes, config)
     yield Term("head projections", 4 * FLOAT * weights, f"{weights:,} x 16", "head.projection")
     if config.loss.prior:
         yield Term("label prior", 3 * FLOAT * labels * num_heads, f"{labels:,} labels x 12")
     if head.classifier:
-        width, stored = score_width(sizes, config), FLOAT if head.storage == "float32" else 2
+        width, stored = score_width(sizes, config), _stored_bytes(config)
         rows = f"{labels:,} labels x {width}"
         yield Term("classifier table", stored * labels * width, f"{rows} x {stored}", "head.storage, head.projection")
-        moments = labels * (_MOMENTS * FLOAT * width + FLOAT)
-        yield Term("classifier's Adam moments", moments, f"{rows} x 8", "head.projection", "trained")
+        # Moments are stored like the table; a row's count of updates takes 4 bytes more.
+        moments = labels * (_MOMENTS * stored * width + FLOAT)
+        formula = f"{rows} x {_MOMENTS * stored}"
+        yield Term("classifier's Adam moments", moments, formula, "head.storage, head.projection", "trained")
 
 
 def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
-    """What a step makes and forgets."""
+    """What exists only during a step."""
     encoder, queries = sizes.encoder, batch_size(sizes, config)
     labels = _share(pool_size(sizes, config), world_size)
     texts = _share(texts_per_step(sizes, config), world_size)
@@ -190,11 +203,9 @@ def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
         "label representations and gradients",
         copies * FLOAT * texts * width,
         f"{copies:g} x {texts:,} texts x {width} x 4",
-        "encoder.dimension, train.label_refresh" if config.batch.pool == "all" else "batch.size",
+        "encoder.dimension" if config.batch.pool == "all" else "batch.size",
         "step",
     )
-    if config.train.label_refresh > 1:
-        yield Term("older label representations", FLOAT * sizes.num_label_texts * width, f"{texts:,} texts x {width}")
     yield Term(
         "query representations and gradients",
         _LABEL_COPIES * FLOAT * queries * width,
@@ -266,13 +277,13 @@ def _refresh(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
         yield Term(
             "hard negatives found", 16 * queries * kept, f"{formula} x 16", "batch.refresh", "refresh", "process"
         )
-        yield Term("hard negatives", 4 * queries * kept, f"{formula} x 4", "batch.refresh", place="process")
+        yield Term("hard negatives", 4 * queries * kept, f"{formula} x 4", "batch.refresh", location="process")
     if config.batch.order == "clustered":
         yield Term("clusters", 40 * queries, f"{queries:,} x 40", "", "refresh", "process")
 
 
 def _validation(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
-    """Every label freshly encoded, held-out queries, and the search."""
+    """All labels encoded anew, the held-out queries, and the search."""
     if not sizes.num_validation:
         return
     labels, width = _share(sizes.num_labels, world_size), sizes.encoder.dimension
@@ -284,32 +295,34 @@ def _validation(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]
     yield Term("search tiles", tiles, "a tile of scores", "", "validation")
     if world_size > 1:
         whole = sizes.num_labels * searched
-        formula = f"{sizes.num_labels:,} labels x {searched} x 4, on the first rank"
+        formula = f"{sizes.num_labels:,} labels x {searched} x 4, in the first process"
         yield Term("published model", FLOAT * whole, formula, "head.projection", "validation", "first")
 
 
 def _tuning(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     """The published model is read again, gets its training queries, and is scored in some ways.
 
-    With several ranks this is done by the first, in its process: the labels of all may be too many for one device.
+    Of several processes the first does this, in its own memory: the labels of all may be too many for one device.
     """
-    place: Place = "device" if world_size == 1 else "first"
+    location: Location = "device" if world_size == 1 else "first"
     encoder, width, labels = sizes.encoder, score_width(sizes, config), sizes.num_labels
     weights = encoder.table_elements + encoder.weights + labels * encoder.dimension
     weights += labels * width if config.head.classifier else 0
     formula = f"{labels:,} labels, read again to be tuned"
     needed = FLOAT * weights + _SECOND_TOKENIZER
-    yield Term("published model", needed, formula, "encoder.dimension", "tuning", place)
+    yield Term("published model", needed, formula, "encoder.dimension", "tuning", location)
     searched = width * (2 if config.head.classifier else 1)
     formula = f"2 x {labels:,} labels x {searched} x 4"
-    yield Term("vectors to tune with", 2 * FLOAT * labels * searched, formula, "head.projection", "tuning", place)
+    yield Term("vectors to tune with", 2 * FLOAT * labels * searched, formula, "head.projection", "tuning", location)
     if keeps_training_queries(sizes, config):
         vectors = (FLOAT + FLOAT + 2) * sizes.num_queries * encoder.dimension
         formula = f"{sizes.num_queries:,} queries x {encoder.dimension} x 10"
-        yield Term("training queries", vectors, formula, "scoring.neighbours", "tuning", place)
+        yield Term("training queries", vectors, formula, "scoring.neighbours", "tuning", location)
         pairs = voted_pairs(sizes, config)
         formula = f"2 x {pairs:,} pairs x {searched} x 4"
-        yield Term("votes of neighbours", 2 * FLOAT * pairs * searched, formula, "scoring.neighbours", "tuning", place)
+        yield Term(
+            "votes of neighbours", 2 * FLOAT * pairs * searched, formula, "scoring.neighbours", "tuning", location
+        )
 
 
 def voted_pairs(sizes: Sizes, config: Config) -> int:
@@ -330,27 +343,22 @@ def _embedded_at_once(sizes: Sizes, config: Config) -> int:
     return min(sizes.num_queries, math.ceil(config.train.tokens_per_micro_batch / max(1.0, sizes.tokens_per_query)))
 
 
-def score_width(sizes: Sizes, config: Config) -> int:
-    """Dimensions of the vectors that a loss scores."""
-    return config.head.projection or sizes.encoder.dimension
-
-
 def tile_bytes(config: Config, queries: int, labels: int) -> int:
-    """Scores in memory at a time, and what some losses need beside them."""
+    """Bytes of the scores that exist at a time, and of the work buffers of some losses."""
     streaming = Streaming(memory_budget=config.loss.memory_megabytes * MIB)
-    layout = plan_tiles(streaming, queries, labels)
-    held = layout.row_block * (labels if layout.keep else layout.label_chunk)
-    work = 2 * min(TILE_ELEMENTS, layout.row_block * layout.label_chunk)
+    tiles = plan_tiles(streaming, queries, labels)
+    held = tiles.row_block * (labels if tiles.keep else tiles.label_chunk)
+    work = 2 * min(TILE_ELEMENTS, tiles.row_block * tiles.label_chunk)
     return FLOAT * (held + work)
 
 
 def search_bytes(queries: int, labels: int) -> int:
-    """Scores of an exact search in memory at a time."""
+    """Bytes of the scores of an exact search that exist at a time."""
     return FLOAT * min(queries, search.ROWS) * min(labels, search.COLUMNS)
 
 
 def activation_bytes_per_token(sizes: Sizes) -> int:
-    """What a transformer keeps of a token for its backward pass."""
+    """Bytes that a transformer keeps of a token for its backward pass."""
     encoder = sizes.encoder
     wide = 2 * encoder.intermediate + _ACTIVATIONS_PER_LAYER * encoder.hidden
     return FLOAT * encoder.layers * wide
@@ -367,5 +375,65 @@ def _total(terms: Iterable[Term], phase: Phase) -> float:
 
 
 def _share(count: int, world_size: int) -> int:
-    """The largest part when a count is split over ranks."""
+    """The largest part when a count is split over processes."""
     return math.ceil(count / world_size)
+
+
+KEPT_CHECKPOINTS = 2
+_RECORD_BYTES = 200
+_STEPS_PER_RECORD = 10
+_LABEL_LINE_BYTES = 60
+"""Quotes, names and the count beside a label's id and text."""
+_TOKENIZER_BYTES_PER_ROW = 25
+_KEPT_CHARACTERS = 300
+"""Characters of a training query's text that are kept with the model."""
+
+
+def estimate_disk(sizes: Sizes, config: Config) -> tuple[Term, ...]:
+    """Estimate what the run folder holds in the end."""
+    checkpoint, encoder = checkpoint_bytes(sizes, config), sizes.encoder
+    labels = sizes.num_labels * (FLOAT * encoder.dimension + _LABEL_LINE_BYTES) + 5 * sizes.label_tokens
+    model = weights_bytes(sizes, config) + labels + _TOKENIZER_BYTES_PER_ROW * encoder.table_rows
+    records = config.train.epochs * (steps_per_epoch(sizes, config) // _STEPS_PER_RECORD + 1)
+    formula = f"{KEPT_CHECKPOINTS} kept x {checkpoint:,} (one more while it is written)"
+    kept = 0
+    if keeps_training_queries(sizes, config):
+        characters = min(_KEPT_CHARACTERS, round(sizes.characters_per_query))
+        kept = sizes.num_queries * (2 * encoder.dimension + characters + 24) + 4 * sizes.num_pairs
+    terms = (
+        Term("checkpoints", KEPT_CHECKPOINTS * checkpoint, formula, "encoder.words, head.projection"),
+        Term("model", model, "weights, label representations and texts", "encoder.dimension"),
+        Term("training queries", kept, f"{sizes.num_queries:,}, kept with the model", "scoring.neighbours"),
+        Term("metrics", _RECORD_BYTES * records, f"{records:,} records"),
+    )
+    return tuple(term for term in terms if term.bytes)
+
+
+def weights_bytes(sizes: Sizes, config: Config) -> int:
+    """Bytes of encoder, heads and classifier, in a model as in a checkpoint."""
+    encoder, head = sizes.encoder, config.head
+    num_heads = 2 if head.classifier else 1
+    prior = sizes.num_labels * num_heads if config.loss.prior else 0
+    total = FLOAT * (encoder.table_elements + encoder.weights + num_heads * _projection_weights(sizes, config) + prior)
+    return total + (_stored_bytes(config) * sizes.num_labels * score_width(sizes, config) if head.classifier else 0)
+
+
+def checkpoint_bytes(sizes: Sizes, config: Config) -> int:
+    """Bytes of a checkpoint: weights and two moments of each, hard negatives and clusters."""
+    total = 3 * weights_bytes(sizes, config)
+    if config.head.classifier:
+        total += FLOAT * sizes.num_labels
+    if config.batch.hard_negatives:
+        total += 4 * sizes.num_queries * min(config.batch.hard_negatives * config.batch.refresh, sizes.num_labels)
+    if config.batch.order == "clustered":
+        total += 8 * sizes.num_queries
+    return total
+
+
+def _projection_weights(sizes: Sizes, config: Config) -> int:
+    return config.head.projection * (sizes.encoder.dimension + 1)
+
+
+def _stored_bytes(config: Config) -> int:
+    """Bytes of a number of the classifier's table and of its moments."""
+    return FLOAT if config.head.storage == "float32" else 2

@@ -5,11 +5,32 @@ from dataclasses import replace
 import pytest
 
 from dexter.config import load_config
-from dexter.planning.shapes import EncoderShape, shape_from_config
-from dexter.planning.sizes import Sizes, batch_size, pool_size, sizes_from_counts, steps_per_epoch, texts_per_step
-from dexter.planning.storage import checkpoint_bytes, disk, weights_bytes
-from dexter.planning.terms import FLOAT, MIB, Memory, Term, memory, search_bytes, tile_bytes
-from dexter.training.presets import resolve_counts
+from dexter.planning.memory import (
+    FLOAT,
+    MIB,
+    MemoryEstimate,
+    Term,
+    checkpoint_bytes,
+    estimate_disk,
+    estimate_memory,
+    search_bytes,
+    tile_bytes,
+    weights_bytes,
+)
+from dexter.planning.sizes import (
+    EncoderShape,
+    Sizes,
+    batch_size,
+    pool_size,
+    shape_from_config,
+    sizes_from_counts,
+    sizes_from_data,
+    steps_per_epoch,
+    texts_per_step,
+)
+from dexter.training.presets import resolve_counts, resolve_presets
+from dexter.training.trainer import Trainer
+from tests.conftest import SMALL
 
 STATIC = EncoderShape(kind="static", dimension=100, table_rows=5_000, weights=5_016)
 
@@ -31,51 +52,71 @@ def test_the_peak_is_what_is_always_there_and_the_largest_phase():
         Term("b", 5, "", phase="step"),
         Term("c", 4, "", phase="step"),
         Term("d", 8, "", phase="refresh"),
-        Term("e", 100, "", phase="validation", place="process"),
+        Term("e", 100, "", phase="validation", location="process"),
         Term("f", 2, "", phase="trained"),
         Term("g", 12, "", phase="start"),
     )
-    assert Memory(terms, separate=False).peak() == 112
-    assert Memory(terms, separate=True).peak("device") == 22
-    assert Memory(terms, separate=True).peak("process") == 100
-    assert Memory(terms, separate=True).busiest == "start"
+    assert MemoryEstimate(terms, separate=False).peak() == 112
+    assert MemoryEstimate(terms, separate=True).peak("device") == 22
+    assert MemoryEstimate(terms, separate=True).peak("process") == 100
+    assert MemoryEstimate(terms, separate=True).busiest == "start"
     later = tuple(term for term in terms if term.phase != "start")
-    assert [term.name for term in Memory(later, separate=True).at_peak()] == ["a", "b", "c", "f"]
+    assert [term.name for term in MemoryEstimate(later, separate=True).at_peak()] == ["a", "b", "c", "f"]
 
 
 def test_the_largest_term_is_one_that_a_setting_shrinks():
     terms = (Term("fixed", 10, ""), Term("large", 9, "", "batch.size"), Term("small", 1, "", "encoder.words"))
-    assert Memory(terms, separate=False).largest.name == "large"
+    assert MemoryEstimate(terms, separate=False).largest.name == "large"
 
 
-def test_labels_are_split_over_ranks_and_the_encoder_is_not():
+def test_labels_are_split_over_processes_and_the_encoder_is_not():
     sizes, config = make("unidec", num_labels=3_000)
-    one, three = (by_name(memory(sizes, config, world_size=ranks)) for ranks in (1, 3))
+    one, three = (by_name(estimate_memory(sizes, config, world_size=ranks)) for ranks in (1, 3))
     for name in (("classifier table", "always"), ("classifier's Adam moments", "trained")):
         assert three[name] * 3 == one[name]
     for name in (("token table", "always"), ("token table's Adam moments", "trained"), ("texts and pairs", "always")):
         assert three[name] == one[name]
-    uneven = by_name(memory(make("dexml")[0], make("dexml")[1], world_size=2))
-    whole = by_name(memory(*make("dexml")))
+    uneven = by_name(estimate_memory(make("dexml")[0], make("dexml")[1], world_size=2))
+    whole = by_name(estimate_memory(*make("dexml")))
     name = ("label representations and gradients", "step")
     assert uneven[name] == whole[name] * 1_501 / 3_001
 
 
 def test_known_sizes_of_table_and_classifier():
     sizes, config = make("unidec", {"head.projection": 64})
-    found = by_name(memory(sizes, config))
+    found = by_name(estimate_memory(sizes, config))
     assert found["token table", "always"] == 5_000 * 100 * FLOAT
     assert found["token table's Adam moments", "trained"] == 2 * 5_000 * 100 * FLOAT
     assert found["classifier table", "always"] == 3_001 * 64 * FLOAT
-    narrow = by_name(memory(sizes, replace(config, head=replace(config.head, storage="bfloat16"))))
+    narrow = by_name(estimate_memory(sizes, replace(config, head=replace(config.head, storage="bfloat16"))))
     assert narrow["classifier table", "always"] == 3_001 * 64 * 2
-    assert narrow["classifier's Adam moments", "trained"] == found["classifier's Adam moments", "trained"]
+    assert found["classifier's Adam moments", "trained"] == 3_001 * (2 * 64 * FLOAT + 4)
+
+
+def test_bfloat16_moments_are_those_of_the_optimizer(world, tmp_path):
+    settings = {**SMALL, "head.projection": 24, "head.storage": "bfloat16", "batch.start": 9, "train.device": "cpu"}
+    config = resolve_presets(load_config("unidec", settings), world)
+    trainer = Trainer(config, world, tmp_path)
+    trainer.take_step()
+    held = sum(
+        value.numel() * value.element_size()
+        for name, value in trainer.optimizers.state(by_label=True).items()
+        if name.startswith("classifier/")
+    )
+    sizes = sizes_from_data(world, config)
+    found = by_name(estimate_memory(sizes, config))
+    assert found["classifier's Adam moments", "trained"] == held == world.num_labels * (2 * 24 * 2 + 4)
+    single = replace(config, head=replace(config.head, storage="float32"))
+    elements = world.num_labels * 24
+    assert checkpoint_bytes(sizes, single) - checkpoint_bytes(sizes, config) == elements * (3 * FLOAT - 3 * 2)
 
 
 def test_a_row_sparse_table_needs_gradients_of_touched_rows_only():
     sizes, config = make()
-    dense = by_name(memory(sizes, config))["token table's gradient", "step"]
-    sparse = by_name(memory(replace(sizes, sparse=True, touched_rows=50), config))["token table's gradient", "step"]
+    dense = by_name(estimate_memory(sizes, config))["token table's gradient", "step"]
+    sparse = by_name(estimate_memory(replace(sizes, sparse=True, touched_rows=50), config))[
+        "token table's gradient", "step"
+    ]
     assert dense == 2 * 5_000 * 100 * FLOAT
     assert sparse == 4 * 50 * 100 * FLOAT
 
@@ -95,17 +136,15 @@ def test_a_search_never_takes_more_than_its_budget():
 
 def test_mining_counts_only_where_it_will_happen():
     sizes, config = make("dexml-hnm")
-    assert any(term.phase == "refresh" for term in memory(sizes, config).terms)
+    assert any(term.phase == "refresh" for term in estimate_memory(sizes, config).terms)
     short = replace(config, train=replace(config.train, epochs=config.batch.start))
-    assert not any(term.phase == "refresh" for term in memory(sizes, short).terms)
+    assert not any(term.phase == "refresh" for term in estimate_memory(sizes, short).terms)
 
 
 def test_pools_and_steps():
     sizes, config = make("dexml")
     assert pool_size(sizes, config) == 3_001
     assert steps_per_epoch(sizes, config) == -(-sizes.num_queries // config.batch.size)
-    stale = replace(config, train=replace(config.train, label_refresh=4))
-    assert texts_per_step(sizes, stale) == 751
     sizes, config = make("unidec", num_labels=10**6, labels_per_query=2)
     assert steps_per_epoch(sizes, config) == 128
     # Queries of a cluster share labels; a batch is the 128th part of the queries.
@@ -118,7 +157,12 @@ def test_pools_and_steps():
 def test_checkpoints_hold_weights_and_moments():
     sizes, config = make("dexml")
     assert checkpoint_bytes(sizes, config) == 3 * weights_bytes(sizes, config)
-    assert {term.name for term in disk(sizes, config)} == {"checkpoints", "model", "training queries", "metrics"}
+    assert {term.name for term in estimate_disk(sizes, config)} == {
+        "checkpoints",
+        "model",
+        "training queries",
+        "metrics",
+    }
 
 
 def test_a_known_transformer_has_the_weights_it_has():
@@ -134,7 +178,7 @@ def test_activations_follow_the_micro_batch():
         config, train=replace(config.train, tokens_per_micro_batch=config.train.tokens_per_micro_batch // 2)
     )
     name = ("activations", "step")
-    assert by_name(memory(sizes, halved))[name] * 2 == by_name(memory(sizes, config))[name]
+    assert by_name(estimate_memory(sizes, halved))[name] * 2 == by_name(estimate_memory(sizes, config))[name]
 
 
 def test_sizes_are_a_plain_record():
