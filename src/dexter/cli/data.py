@@ -1,24 +1,18 @@
-"""The verbs of `dexter data`, and how every verb reads a data set."""
+"""The verbs of `dexter data`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dexter.cli.options import Json, echo_json
-from dexter.errors import UsageError
+from dexter.cli.options import Json, LabelColumn, OnError, Separator, TextColumn, echo_json, load
 
 if TYPE_CHECKING:
     from dexter.data import Dataset
 
 data_app = typer.Typer(help="Make, check and convert data sets.", no_args_is_help=True, rich_markup_mode=None)
-
-OnError = Annotated[str, typer.Option("--on-error", help="What to do with bad lines: fail or skip.")]
-TextColumn = Annotated[str | None, typer.Option(help="Tables: the text column, or several joined by +.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column of labels.")]
-Separator = Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")]
 
 
 @data_app.command("build")
@@ -87,28 +81,6 @@ def data_convert(
     dataset = load(str(source), on_error, text_column, label_column, label_separator)
     save_dataset(dataset, target, format=to, replace=force)
     typer.echo(f"{target}: {_size(dataset)}")
-
-
-def load(
-    path: str,
-    on_error: str = "fail",
-    text_column: str | None = None,
-    label_column: str | None = None,
-    label_separator: str | None = None,
-) -> Dataset:
-    """A data set, from a path or a built-in name, as the options of a verb say."""
-    from dexter.data.formats import load_dataset
-
-    policy: Literal["fail", "skip"]
-    if on_error == "fail":
-        policy = "fail"
-    elif on_error == "skip":
-        policy = "skip"
-    else:
-        raise UsageError(f"--on-error {on_error!r}: expected fail or skip")
-    return load_dataset(
-        path, on_error=policy, text_column=text_column, label_column=label_column, label_separator=label_separator
-    )
 
 
 def _size(dataset: Dataset) -> str:

@@ -15,14 +15,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from dexter import __version__
-from dexter.cli.data import LabelColumn, OnError, Separator, TextColumn, data_app, load
+from dexter.cli.data import data_app
 from dexter.cli.labels import labels_app
-from dexter.cli.options import Json, echo_json
+from dexter.cli.options import (
+    Dial,
+    Head,
+    Json,
+    LabelColumn,
+    NeighboursOption,
+    OnError,
+    Propensity,
+    RuntimeOption,
+    Separator,
+    Settings,
+    TextColumn,
+    UseIndex,
+    echo_json,
+    load,
+    parse_head,
+    parse_index,
+    parse_propensity,
+    parse_runtime,
+)
 from dexter.errors import DexterError, UsageError
 from dexter.processes import read_launch
 
@@ -45,29 +64,10 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(labels_app, name="labels")
 
+log = logging.getLogger("dexter")
 _INTERRUPTED = 130
 _ClickError: type[Any] = typer.BadParameter.__mro__[2]
 """ClickException, from wherever Typer has it: newer versions carry a copy of click of their own."""
-
-Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set train.epochs=5.")]
-Propensity = Annotated[str, typer.Option(help="Propensity constants: default, amazon or wikipedia.")]
-Head = Annotated[
-    str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
-]
-
-UseIndex = Annotated[
-    str | None, typer.Option("--index", help="exact: look at every label; the run's own index if left out.")
-]
-NeighboursOption = Annotated[
-    bool | None,
-    typer.Option("--neighbours/--no-neighbours", help="Let the nearest training queries vote; else as tuned."),
-]
-Dial = Annotated[
-    float | None, typer.Option(help="Weight of label frequency, from 0 (rare labels up) to 1; as tuned if left out.")
-]
-RuntimeOption = Annotated[
-    str, typer.Option("--runtime", help="What encodes queries: torch, or onnx after `dexter export`.")
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
     """Run the command line; turn errors into one line and an exit code."""
     # Threads that wait by spinning make a step up to 40 times slower when another process wants the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    arguments = _general_first(sys.argv[1:])
+    arguments = _move_common_options(sys.argv[1:])
     debug = "--debug" in arguments
     try:
         with _termination_as_error():
@@ -101,7 +101,7 @@ def main() -> None:
 @app.callback()
 def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing on stderr but warnings and errors.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only warnings and errors on stderr.")] = False,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version.")
     ] = False,
@@ -112,9 +112,8 @@ def common(
     level = logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("dexter")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)
+    log.handlers[:] = [handler]
+    log.setLevel(level)
 
 
 @app.command()
@@ -151,14 +150,19 @@ def train(
     Example: dexter train data/pydocs --recipe dexml --out runs/pydocs --set train.epochs=5
     """
     from dexter.config import parse_overrides
+    from dexter.planning.plan import describe_needs
     from dexter.training import train as train_run
 
     dataset = load(data, on_error, text_column, label_column, label_separator)
+    overrides = parse_overrides(settings or [])
+    if log.isEnabledFor(logging.INFO) and not resume:
+        needs = describe_needs(dataset, recipe=recipe, overrides=overrides, world_size=read_launch().size)
+        log.info("%s", needs)
     run = train_run(
         dataset,
         recipe=recipe,
         out=out,
-        overrides=parse_overrides(settings or []),
+        overrides=overrides,
         resume=resume,
         tensorboard=tensorboard,
     )
@@ -179,15 +183,15 @@ def plan(
     queries: Annotated[int | None, typer.Option(help="Without data: training queries.")] = None,
     labels: Annotated[int | None, typer.Option(help="Without data: labels.")] = None,
     tokens_per_text: Annotated[float, typer.Option(help="Without data: tokens of a query.")] = 32.0,
-    tokens_per_label: Annotated[float | None, typer.Option(help="Without data: of a label; as a query's.")] = None,
+    tokens_per_label: Annotated[float | None, typer.Option(help="Without data: tokens of a label.")] = None,
     labels_per_query: Annotated[float, typer.Option(help="Without data: relevant labels of a query.")] = 5.0,
-    world_size: Annotated[int, typer.Option(help="Processes that share the labels.")] = 1,
+    world_size: Annotated[int, typer.Option(help="Number of processes that share the labels.")] = 1,
     gpu_memory: Annotated[
-        float | None, typer.Option(help="GiB of each device: does it fit, and what makes it?")
+        float | None, typer.Option(help="GiB of each device: does the run fit, and if not, with which settings?")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What training will need: peak memory, disk, time per epoch, bytes between ranks; the largest of each.
+    """Predict what training will need: peak memory, disk, time per epoch, bytes between processes.
 
     Example: dexter plan data/pydocs --recipe unidec
 
@@ -267,21 +271,28 @@ def evaluate(
         return
     if curve or plot is not None:
         _evaluate_dial(
-            run, dataset, _head(head), neighbours, _propensity(propensity), plot, _runtime(runtime), as_json=as_json
+            run,
+            dataset,
+            parse_head(head),
+            neighbours,
+            parse_propensity(propensity),
+            plot,
+            parse_runtime(runtime),
+            as_json=as_json,
         )
         return
     with joined() as processes:
         result = evaluate_run(
             run,
             dataset,
-            head=_head(head),
+            head=parse_head(head),
             neighbours=neighbours,
             dial=dial,
             ks=k or None,
-            propensity=_propensity(propensity),
+            propensity=parse_propensity(propensity),
             record=record,
-            index=_exact(index),
-            runtime=_runtime(runtime),
+            index=parse_index(index),
+            runtime=parse_runtime(runtime),
             processes=processes,
         )
     if not read_launch().is_first:
@@ -373,7 +384,12 @@ def predict(
         return
     queries = iter([Query("1", text)]) if text is not None else iter(()) if many else read_texts(input_path)
     predictor = Predictor.load(
-        run, head=_head(head), neighbours=neighbours, dial=dial, index=_exact(index), runtime=_runtime(runtime)
+        run,
+        head=parse_head(head),
+        neighbours=neighbours,
+        dial=dial,
+        index=parse_index(index),
+        runtime=parse_runtime(runtime),
     )
     if precision is not None or best_f1:
         threshold = predictor.find_threshold(precision=precision)
@@ -416,7 +432,7 @@ def index_command(
     from dexter.predict.predictor import Predictor
 
     texts = None if queries is None else [query.text for query in islice(read_texts(queries), 512)]
-    predictor = Predictor.load(run, head=_head(head), index="exact")
+    predictor = Predictor.load(run, head=parse_head(head), index="exact")
     report = build_run_index(
         predictor.model, model_folder(run), head=predictor.choice.head, backend=backend, queries=texts, url=url
     )
@@ -465,7 +481,7 @@ def compare(
     """
     from dexter.evaluation.runs import compare_runs
 
-    found = compare_runs(runs, load(data), ks=k or None, propensity=_propensity(propensity))
+    found = compare_runs(runs, load(data), ks=k or None, propensity=parse_propensity(propensity))
     if as_json:
         echo_json(found.to_json())
     else:
@@ -507,7 +523,7 @@ def serve(
         keep_edits=keep_edits,
         insecure=insecure,
         log_requests=log_requests,
-        runtime=_runtime(runtime),
+        runtime=parse_runtime(runtime),
     )
     serve_runs(name_runs(runs), settings)
 
@@ -544,53 +560,20 @@ def _evaluate_dial(
         typer.echo(curve.render())
 
 
-def _propensity(name: str) -> tuple[float, float]:
-    from dexter.metrics import PROPENSITY
-
-    if name not in PROPENSITY:
-        raise UsageError(f"--propensity {name!r}: expected one of {', '.join(PROPENSITY)}")
-    return PROPENSITY[name]
-
-
-def _head(name: str | None) -> HeadName | None:
-    from dexter.types import HEAD_NAMES
-
-    for known in HEAD_NAMES:
-        if name == known:
-            return known
-    if name is None:
-        return None
-    raise UsageError(f"--head {name!r}: expected one of {', '.join(HEAD_NAMES)}")
-
-
-def _exact(name: str | None) -> Literal["exact"] | None:
-    if name not in (None, "exact"):
-        raise UsageError(f"--index {name!r}: expected exact, or nothing for the run's own (see dexter index --help)")
-    return "exact" if name == "exact" else None
-
-
-def _runtime(name: str) -> Runtime:
-    if name == "torch":
-        return "torch"
-    if name == "onnx":
-        return "onnx"
-    raise UsageError(f"--runtime {name!r}: expected torch or onnx (see dexter export --help)")
-
-
-def _general_first(arguments: list[str]) -> list[str]:
-    """Let the options of every verb stand after the verb too."""
+def _move_common_options(arguments: list[str]) -> list[str]:
+    """Move --debug and --quiet before the verb, so that they may be given after it."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     general = [name for name in ("--debug", "--quiet") if name in arguments[:end]]
     return [*general, *(name for name in arguments[:end] if name not in general), *arguments[end:]]
 
 
 class _Terminated(BaseException):
-    """SIGTERM; like KeyboardInterrupt not an `Exception`, so that nobody takes it for a failure of theirs."""
+    """Raised on SIGTERM; no `Exception`, like KeyboardInterrupt, so that no handler of failures catches it."""
 
 
 @contextmanager
 def _termination_as_error() -> Iterator[None]:
-    """Answer SIGTERM with an exception, so that temporary files are removed on the way out."""
+    """Raise an exception on SIGTERM, so that temporary files are removed on the way out."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -606,7 +589,7 @@ def _termination_as_error() -> Iterator[None]:
 
 
 def _explain(error: Exception) -> tuple[str, int]:
-    """What to say of an error that is not one of ours, and with which code to exit."""
+    """The message and exit code of an error that is not one of ours."""
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error).lower():
         return "out of memory: use smaller batches or fewer labels, or a machine with more memory", 5
     if isinstance(error, OSError):
@@ -625,7 +608,7 @@ def _fail(message: str, code: int, *, debug: bool) -> NoReturn:
 
 
 def _fail_usage(error: Any) -> NoReturn:
-    """A wrong option or argument, in one line; help is shown where nothing was asked for."""
+    """Report a wrong option or argument in one line; show the help where no verb was given."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()

@@ -1,15 +1,103 @@
-"""The option `--json` of the verbs, and how a result is printed with it."""
+"""Options that several verbs share: their types, how their values are parsed, and how results are printed as JSON."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dexter.errors import UsageError
+
+if TYPE_CHECKING:
+    from dexter.data import Dataset
+    from dexter.predict.predictor import Runtime
+    from dexter.types import HeadName
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+OnError = Annotated[str, typer.Option("--on-error", help="What to do with bad lines: fail or skip.")]
+TextColumn = Annotated[str | None, typer.Option(help="Tables: the text column, or several joined by +.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column of labels.")]
+Separator = Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set train.epochs=5.")]
+Propensity = Annotated[str, typer.Option(help="Propensity constants: default, amazon or wikipedia.")]
+Head = Annotated[
+    str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
+]
+UseIndex = Annotated[
+    str | None, typer.Option("--index", help="exact: look at every label; the run's own index if left out.")
+]
+NeighboursOption = Annotated[
+    bool | None,
+    typer.Option("--neighbours/--no-neighbours", help="Let the nearest training queries vote; else as tuned."),
+]
+Dial = Annotated[
+    float | None, typer.Option(help="Weight of label frequency, from 0 (rare labels up) to 1; as tuned if left out.")
+]
+RuntimeOption = Annotated[
+    str, typer.Option("--runtime", help="What encodes queries: torch, or onnx after `dexter export`.")
+]
 
 
 def echo_json(value: Any) -> None:
     """Print plain values as JSON."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def load(
+    path: str,
+    on_error: str = "fail",
+    text_column: str | None = None,
+    label_column: str | None = None,
+    label_separator: str | None = None,
+) -> Dataset:
+    """Read a data set from a path or a built-in name, with the options of a verb."""
+    from dexter.data.formats import load_dataset
+
+    policy: Literal["fail", "skip"]
+    if on_error == "fail":
+        policy = "fail"
+    elif on_error == "skip":
+        policy = "skip"
+    else:
+        raise UsageError(f"--on-error {on_error!r}: expected fail or skip")
+    return load_dataset(
+        path, on_error=policy, text_column=text_column, label_column=label_column, label_separator=label_separator
+    )
+
+
+def parse_propensity(name: str) -> tuple[float, float]:
+    """The constants (A, B) of a name of --propensity."""
+    from dexter.metrics import PROPENSITY
+
+    if name not in PROPENSITY:
+        raise UsageError(f"--propensity {name!r}: expected one of {', '.join(PROPENSITY)}")
+    return PROPENSITY[name]
+
+
+def parse_head(name: str | None) -> HeadName | None:
+    """A name of --head."""
+    from dexter.types import HEAD_NAMES
+
+    for known in HEAD_NAMES:
+        if name == known:
+            return known
+    if name is None:
+        return None
+    raise UsageError(f"--head {name!r}: expected one of {', '.join(HEAD_NAMES)}")
+
+
+def parse_index(name: str | None) -> Literal["exact"] | None:
+    """A value of --index: "exact", or None for the run's own."""
+    if name not in (None, "exact"):
+        raise UsageError(f"--index {name!r}: expected exact, or nothing for the run's own (see dexter index --help)")
+    return "exact" if name == "exact" else None
+
+
+def parse_runtime(name: str) -> Runtime:
+    """A name of --runtime."""
+    if name == "torch":
+        return "torch"
+    if name == "onnx":
+        return "onnx"
+    raise UsageError(f"--runtime {name!r}: expected torch or onnx (see dexter export --help)")
