@@ -554,13 +554,22 @@ def test_plan_says_what_training_needs(run, data):
     assert json.loads(out)["world_size"] == 2
 
 
+def test_training_logs_what_it_needs(run, data, tmp_path):
+    code, _, said = run("train", data, "--out", tmp_path / "run", *SETTINGS)
+    assert code == 0
+    assert any(
+        line.startswith("needs about ") and " of memory (largest: " in line and line.endswith(" of disk")
+        for line in said.splitlines()
+    )
+
+
 def test_plan_without_data(run):
     counts = ("--queries", 50_000_000, "--labels", 450_000_000, "--tokens-per-text", 8)
     device = ("--world-size", 2, "--gpu-memory", 80)
     code, out, _ = run("plan", *counts, *device, "--recipe", "unidec", "--set", "head.projection=64")
     assert code == 0
     assert "DOES NOT FIT in 85.9 GB" in out
-    assert "sent by each rank in a step" in out
+    assert "sent by each process in a step" in out
 
 
 @pytest.mark.parametrize(
