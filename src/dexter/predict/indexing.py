@@ -31,7 +31,7 @@ from dexter.index import (
 from dexter.index.base import checked_backend
 from dexter.model.labels import Labels
 from dexter.model.model import Model
-from dexter.model.store import encoder_fingerprint
+from dexter.model.store import encoder_fingerprint, fingerprint, model_folder
 from dexter.types import HeadName
 
 log = logging.getLogger("dexter")
@@ -95,8 +95,8 @@ def build_run_index(
     chosen = default_backend(num_labels) if backend is None else checked_backend(backend)
     if backend is None:
         log.info("index %s: the default for %s labels", chosen, f"{num_labels:,}")
-    fingerprint, database = encoder_fingerprint(folder), url or os.environ.get(URL_VARIABLE)
-    address = None if database is None else DatabaseAddress(url=database, name=f"dexter_{fingerprint}_{head}")
+    encoder_hash, database = encoder_fingerprint(folder), url or os.environ.get(URL_VARIABLE)
+    address = None if database is None else DatabaseAddress(url=database, name=f"dexter_{encoder_hash}_{head}")
     sample = _sample_queries(model.labels) if not queries else list(queries[:_NUM_SAMPLED])
     index = build(
         chosen,
@@ -104,7 +104,7 @@ def build_run_index(
         queries_ND=None if chosen == "exact" else model.query_vectors(sample, head=head),
         address=address,
     )
-    save_index(index, index_folder(folder), stamp=_stamp(model.labels, fingerprint, head))
+    save_index(index, index_folder(folder), stamp=_stamp(model.labels, encoder_hash, head))
     return IndexReport(
         folder=str(index_folder(folder)),
         backend=chosen,
@@ -137,6 +137,13 @@ def index_folder(folder: Path) -> Path:
     """Where the index of a published model is: run/index for run/model, NAME-index for a model folder on its own."""
     place = folder.resolve()
     return place.with_name("index" if place.name == "model" else f"{place.name}-index")
+
+
+def published_version(run: Path) -> tuple[str, str | None]:
+    """Return the fingerprints of a run's published model and of its index, if it has one."""
+    model = model_folder(run)
+    index = index_folder(model)
+    return fingerprint(model), fingerprint(index) if index.is_dir() else None
 
 
 def describe(report: IndexReport) -> str:

@@ -16,8 +16,8 @@ from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
 from dexter.index import Index
-from dexter.model.edits import ChangeResult, LabelChange, LiveModel
-from dexter.model.labels import LabelPage, Labels, search_labels
+from dexter.model.edits import ChangeResult, LabelChange, LabelRefused, LiveModel, VersionConflict
+from dexter.model.labels import LabelEntry, LabelPage, Labels, search_labels
 from dexter.model.model import Model
 from dexter.model.similar import SimilarLabel, find_similar
 from dexter.model.store import LabelStore, encoder_fingerprint, fingerprint, model_folder
@@ -33,6 +33,21 @@ if TYPE_CHECKING:
     from dexter.encoders import TextEncoder
     from dexter.encoders.transformer import TransformerEncoder
 
+# The service sees models through this module only, and needs these types of theirs.
+__all__ = [
+    "ChangeResult",
+    "EmbeddedText",
+    "LabelChange",
+    "LabelEntry",
+    "LabelRefused",
+    "Labels",
+    "Prediction",
+    "Predictor",
+    "Runtime",
+    "SimilarLabel",
+    "VersionConflict",
+    "check_exportable",
+]
 log = logging.getLogger("dexter")
 Runtime = Literal["torch", "onnx"]
 """What encodes queries."""

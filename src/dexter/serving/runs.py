@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from dexter.errors import DexterError, ModelError, UsageError
-from dexter.model.edits import ChangeResult, LabelChange
-from dexter.model.store import fingerprint, model_folder
 from dexter.predict.explain import Explanation
-from dexter.predict.indexing import index_folder
-from dexter.predict.predictor import EmbeddedText, Prediction, Predictor
+from dexter.predict.indexing import published_version
+from dexter.predict.predictor import ChangeResult, EmbeddedText, LabelChange, Prediction, Predictor
 from dexter.predict.rank import RankingChoice
 from dexter.serving.batching import Batcher, IsDisconnected
 from dexter.serving.problems import Problem
@@ -175,13 +173,11 @@ class ServedRun:
 
     def _load_first(self, folder: Path) -> None:
         try:
-            model_folder(folder)
+            self._load(folder, published_version(folder))
         except ModelError:
-            if not (folder / "config.toml").exists():
+            if (folder / "model").is_dir() or not (folder / "config.toml").exists():
                 raise
             log.info("%s: no model yet: waiting for the first", folder)
-        else:
-            self._load(folder, _published(folder))
 
     def _load(self, folder: Path, published: tuple[str, str | None]) -> None:
         settings = self._settings
@@ -192,7 +188,7 @@ class ServedRun:
         folder = self.folder
         if folder is None or not (self.is_ready or (folder / "model").is_dir()):
             return
-        published = _published(folder)
+        published = published_version(folder)
         if published == self._published:
             self.predictor.refresh_labels()
         else:
@@ -261,10 +257,3 @@ def _read_one_version(predictor: Predictor, read: Callable[[Predictor], T]) -> t
         result = read(predictor)
         if predictor.version == version:
             return version, result
-
-
-def _published(folder: Path) -> tuple[str, str | None]:
-    """Return the fingerprints of a run's published model and of its index."""
-    model = model_folder(folder)
-    index = index_folder(model)
-    return fingerprint(model), fingerprint(index) if index.is_dir() else None
