@@ -35,7 +35,7 @@ class SplitCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class DatasetCounts:
     """The size of a data set."""
 
     labels: int
@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class BandCounts:
-    """What one frequency band holds."""
+    """Labels and pairs of one frequency band."""
 
     labels: int
     pairs: Mapping[str, int]
@@ -58,11 +58,11 @@ class BandCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """What `check` found."""
+    """The result of `check`."""
 
     name: str
     source: Mapping[str, str]
-    counts: Counts
+    counts: DatasetCounts
     bands: Mapping[str, BandCounts]
     findings: Sequence[Finding]
     label_counts: np.ndarray
@@ -107,8 +107,8 @@ def check(dataset: Dataset, *, folder: str | Path | None = None) -> CheckReport:
     )
 
 
-def _count(dataset: Dataset) -> Counts:
-    return Counts(
+def _count(dataset: Dataset) -> DatasetCounts:
+    return DatasetCounts(
         labels=dataset.num_labels,
         queries_per_label_mean=_mean(dataset.label_counts),
         queries_per_label_median=float(np.median(dataset.label_counts)) if dataset.num_labels else 0.0,
@@ -154,7 +154,7 @@ def _words(texts: Sequence[str]) -> float:
     return sum(len(text.split()) for text in texts) / max(len(texts), 1)
 
 
-def _render_counts(counts: Counts) -> str:
+def _render_counts(counts: DatasetCounts) -> str:
     lines = [f"{'split':<8}{'queries':>10}{'pairs':>12}{'filter pairs':>14}{'labels per query':>27}{'words':>8}"]
     for name, split in counts.splits.items():
         sizes = f"{split.labels_per_query_mean:.2f} (max {split.labels_per_query_max:,})"
