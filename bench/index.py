@@ -30,12 +30,12 @@ K = 100
 SETS = ("debian-related", "moby-thesaurus", "npm-deps")
 NUM_REAL = 131_072
 Search = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Queries to ids and scores."""
+"""Maps queries to ids and scores."""
 
 
 @dataclass
 class Contestant:
-    """An index that was built, and how its searches went."""
+    """An index that was built, and the times of its searches."""
 
     name: str
     build_seconds: float
@@ -46,7 +46,7 @@ class Contestant:
 
 
 def real_vectors(cache: Path | None, num_queries: int) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors of labels and of queries."""
+    """Return the vectors of labels and of queries."""
     if cache is not None and cache.exists():
         with np.load(cache) as stored:
             return stored["labels"], stored["queries"][:num_queries]
@@ -58,11 +58,11 @@ def real_vectors(cache: Path | None, num_queries: int) -> tuple[np.ndarray, np.n
     sets = [load(name) for name in SETS]
     texts = list(dict.fromkeys(text for dataset in sets for text in dataset.label_texts))
     texts = [texts[row] for row in np.random.default_rng(0).permutation(len(texts))[:NUM_REAL]]
-    asked = [text for dataset in sets if dataset.test is not None for text in dataset.test.texts[:400]][:1024]
+    query_texts = [text for dataset in sets if dataset.test is not None for text in dataset.test.texts[:400]][:1024]
     encoder = build_encoder(EncoderConfig(kind="transformer", max_length_query=64), [], [])
     labels, queries = (
         embed(encoder, encoder.tokenize(values, side=side), progress=True).numpy()
-        for values, side in ((texts, "label"), (asked, "query"))
+        for values, side in ((texts, "label"), (query_texts, "query"))
     )
     if cache is not None:
         np.savez(cache, labels=labels, queries=queries)
@@ -70,7 +70,7 @@ def real_vectors(cache: Path | None, num_queries: int) -> tuple[np.ndarray, np.n
 
 
 def enlarge(labels: np.ndarray, size: int) -> np.ndarray:
-    """The first labels, or all of them and then repeated with noise."""
+    """Return the first `size` labels; where there are fewer, repeat them with noise."""
     if size <= len(labels):
         return np.ascontiguousarray(labels[:size])
     rng = np.random.default_rng(1)
@@ -162,27 +162,30 @@ def contestants(labels: np.ndarray, sample: np.ndarray, *, graphs: bool) -> list
 
 def bench(labels: np.ndarray, queries: np.ndarray, arguments: argparse.Namespace) -> None:
     """Build everything, search in turns, print a table."""
-    # What recall is tuned on is not what it is reported on.
-    sample, asked = queries[::2], queries[1::2]
+    # Recall is tuned on one half of the queries and reported on the other.
+    sample, test_queries = queries[::2], queries[1::2]
     entries = contestants(labels, sample, graphs=len(labels) <= arguments.graphs_up_to)
-    wanted = next(entry for entry in entries if entry.name == "faiss Flat").search(asked)[1]
+    wanted = next(entry for entry in entries if entry.name == "faiss Flat").search(test_queries)[1]
     recalls = {}
     for _ in range(arguments.turns):
         for entry in entries:
             wall, cpu = time.perf_counter(), time.process_time()
-            found = entry.search(asked)[1]
+            found = entry.search(test_queries)[1]
             entry.wall.append(time.perf_counter() - wall)
             entry.cpu.append(time.process_time() - cpu)
             recalls[entry.name] = float((found >= wanted[:, -1:] - 1e-5).mean())
     exact = statistics.median(entries[0].cpu)
-    print(f"\n{len(labels):,} labels x {labels.shape[1]}, {len(asked)} queries, k = {K}, {arguments.threads} thread(s)")
+    print(
+        f"\n{len(labels):,} labels x {labels.shape[1]}, {len(test_queries)} queries, k = {K}, "
+        f"{arguments.threads} thread(s)"
+    )
     print("| index | build CPU s | MB | recall@100 | q/s CPU | q/s wall | x dexter exact (CPU) |")
     print("|---|---|---|---|---|---|---|")
     for entry in entries:
         cpu, wall = statistics.median(entry.cpu), statistics.median(entry.wall)
         print(
             f"| {entry.name} | {entry.build_seconds:.1f} | {entry.megabytes:,.0f} | {recalls[entry.name]:.4f} | "
-            f"{len(asked) / cpu:,.0f} | {len(asked) / wall:,.0f} | {exact / cpu:.2f} |",
+            f"{len(test_queries) / cpu:,.0f} | {len(test_queries) / wall:,.0f} | {exact / cpu:.2f} |",
             flush=True,
         )
 

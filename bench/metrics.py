@@ -26,7 +26,7 @@ KS = (1, 3, 5, 10, 100)
 
 
 def make_case(rows: int, *, places: int, labels: int, positives: int) -> tuple[np.ndarray, csr_matrix]:
-    """Random rankings without repeats in which a third of the relevant labels are found."""
+    """Return random rankings without repeats, and relevance of which they find a third."""
     rng = np.random.default_rng(0)
     # A row is an arithmetic progression modulo the number of labels: distinct ids without sorting 100M numbers.
     start = rng.integers(0, labels, (rows, 1))
@@ -45,7 +45,7 @@ def make_case(rows: int, *, places: int, labels: int, positives: int) -> tuple[n
 
 
 def measure(work: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds, growth of peak memory in MB, and the result."""
+    """Return seconds, growth of peak memory in MB, and the result."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     result = work()

@@ -32,5 +32,5 @@ BANDS: Mapping[str, tuple[int, float]] = {
 
 
 def band_of(count: int) -> str:
-    """The band of a label with so many training queries."""
+    """Return the frequency band of a label with `count` training queries."""
     return next(name for name, (least, most) in BANDS.items() if least <= count <= most)

@@ -15,6 +15,8 @@ import numpy as np
 from dexter.errors import DataError, UsageError
 from dexter.metrics import Ratio
 
+CONFIDENCE = 0.95
+"""Share of the resamples inside an interval."""
 _BLOCK_WEIGHTS = 1 << 22
 """Weights held at a time: 32 MB."""
 
@@ -34,7 +36,7 @@ class Interval:
 
 
 def bootstrap(
-    values: Mapping[str, Ratio], *, num_resamples: int = 1000, confidence: float = 0.95, seed: int = 0
+    values: Mapping[str, Ratio], *, num_resamples: int = 1000, confidence: float = CONFIDENCE, seed: int = 0
 ) -> dict[str, Interval]:
     """Return percentile intervals of each metric of one system."""
     return _intervals([values], num_resamples=num_resamples, confidence=confidence, seed=seed)
@@ -45,7 +47,7 @@ def paired_bootstrap(
     after: Mapping[str, Ratio],
     *,
     num_resamples: int = 1000,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> dict[str, Interval]:
     """Return percentile intervals of each metric's difference, `after - before`, over the same queries."""

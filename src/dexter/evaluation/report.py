@@ -21,7 +21,7 @@ from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
 from dexter.errors import DataError, UsageError
-from dexter.evaluation.intervals import Interval, bootstrap, paired_bootstrap
+from dexter.evaluation.intervals import CONFIDENCE, Interval, bootstrap, paired_bootstrap
 from dexter.metrics import (
     Hits,
     LabelCounts,
@@ -91,7 +91,6 @@ def score_report(
     ks: Sequence[int] = (1, 3, 5),
     propensity: tuple[float, float] = (0.55, 1.5),
     num_resamples: int = 1000,
-    confidence: float = 0.95,
     seed: int = 0,
 ) -> Report:
     """Score predictions for a split's queries.
@@ -104,8 +103,7 @@ def score_report(
         ks: the cut-offs.
         propensity: the constants (a, b).
         num_resamples: bootstrap resamples; 0 leaves the intervals out.
-        confidence: the share of resamples inside an interval.
-        seed: of the resampling.
+        seed: seed of the resampling.
     """
     ks = checked_ks(ks)
     relevance = relevant_pairs(split.relevance)
@@ -119,7 +117,7 @@ def score_report(
     by_frequency, band_sizes = score_bands(hits, counts, relevance, num_train_of_label, inverse_propensity=weights)
     intervals = {}
     if num_resamples:
-        intervals = bootstrap(ratios, num_resamples=num_resamples, confidence=confidence, seed=seed)
+        intervals = bootstrap(ratios, num_resamples=num_resamples, seed=seed)
     predicted = ((top_ids >= 0) & (top_ids < relevance.shape[1])).sum(axis=1)
     return Report(
         metrics={name: ratio.value for name, ratio in ratios.items()} | label_metrics(counts),
@@ -131,7 +129,7 @@ def score_report(
         intervals=intervals,
         settings=_settings(ks, propensity, split, train_relevance)
         | {"num_predictions_removed": num_removed}
-        | {"intervals": {"num_resamples": num_resamples, "confidence": confidence, "seed": seed}},
+        | {"intervals": {"num_resamples": num_resamples, "confidence": CONFIDENCE, "seed": seed}},
     )
 
 
@@ -144,7 +142,6 @@ def compare(
     ks: Sequence[int] = (1, 3, 5),
     propensity: tuple[float, float] = (0.55, 1.5),
     num_resamples: int = 1000,
-    confidence: float = 0.95,
     seed: int = 0,
 ) -> Comparison:
     """Compare two rankings of the same queries; a difference whose interval excludes zero is more than chance."""
@@ -159,10 +156,10 @@ def compare(
     return Comparison(
         before={name: ratio.value for name, ratio in before.items()},
         after={name: ratio.value for name, ratio in after.items()},
-        differences=paired_bootstrap(before, after, num_resamples=num_resamples, confidence=confidence, seed=seed),
+        differences=paired_bootstrap(before, after, num_resamples=num_resamples, seed=seed),
         num_queries=int(relevance.shape[0]),
         settings=_settings(ks, propensity, split, train_relevance)
-        | {"intervals": {"num_resamples": num_resamples, "confidence": confidence, "seed": seed}},
+        | {"intervals": {"num_resamples": num_resamples, "confidence": CONFIDENCE, "seed": seed}},
     )
 
 
