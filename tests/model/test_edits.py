@@ -158,6 +158,26 @@ def test_changes_in_memory_stay_there(run):
         predictor.refresh_labels()
 
 
+def test_a_removed_file_returns_to_the_published_labels(run, world):
+    published, live = Predictor.load(run), Predictor.load(run, persistent=True)
+    live.add_labels([("x", "river")])
+    live.remove_labels(["L1"])
+    (run / "model" / "labels.sqlite").unlink()
+    assert live.refresh_labels()
+    same_labels(live, published, world.test.texts)
+
+
+def test_a_saved_predictor_has_the_present_labels_and_ranks_as_tuned(run, world, tmp_path):
+    predictor = Predictor.load(run)
+    predictor.add_labels([("x", "river")])
+    predictor.remove_labels(["L1"])
+    predictor.save(tmp_path / "published")
+    again = Predictor.load(tmp_path / "published")
+    assert again.version == 0 and again.scoring == predictor.scoring
+    assert list(again.labels.ids) == list(predictor.labels.ids)
+    assert again.predict(world.test.texts) == predictor.predict(world.test.texts)
+
+
 def test_a_model_that_may_still_be_replaced_is_not_changed(run):
     (run / "run.json").unlink()
     with pytest.raises(ModelError, match="its run has not ended"):

@@ -85,9 +85,9 @@ def test_nearest_with_a_label_are_the_nearest_of_those_that_have_it(training_que
 
 
 def test_labels_come_and_go(training_queries):
-    wider = training_queries.widen(2)
+    wider = training_queries.append_labels(2)
     assert wider.relevance.shape == (29, 19)
-    kept = wider.keep(np.array([18, 3, 0]))
+    kept = wider.select_labels(np.array([18, 3, 0]))
     np.testing.assert_array_equal(kept.relevance.toarray(), wider.relevance.toarray()[:, [18, 3, 0]])
 
 

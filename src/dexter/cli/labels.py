@@ -1,4 +1,4 @@
-"""The verbs of `dexter labels`: change a trained run's labels, or look at them. Each is a method of `Predictor`."""
+"""The verbs of `dexter labels`: change, list and search the labels of a run. Each is a method of `Predictor`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ labels_app = typer.Typer(
 )
 
 Run = Annotated[Path, typer.Argument(help="The run folder, or the model folder in it.")]
-Offset = Annotated[int, typer.Option(help="How many labels to pass over first.")]
+Offset = Annotated[int, typer.Option(help="Number of labels to skip.")]
 
 
 @labels_app.command("add")
@@ -39,7 +39,7 @@ def add(
     reuse_ids: Annotated[bool, typer.Option("--reuse-ids", help="Allow ids of labels that were removed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Add a label, or all of a file: they compete from now on. A warning names labels that they look like.
+    """Add one label, or those of a file, without training. A warning names similar labels.
 
     Example: dexter labels add runs/pydocs my.inv "my.inv: invert a matrix, quickly"
 
@@ -57,10 +57,10 @@ def add(
 @labels_app.command("remove")
 def remove(
     run: Run,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the labels to take away.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the labels to remove.")],
     as_json: Json = False,
 ) -> None:
-    """Take labels away. Their ids are not used again, unless asked for with `add --reuse-ids`.
+    """Remove labels. Their ids are not used again, except by `add --reuse-ids`.
 
     Example: dexter labels remove runs/pydocs my.inv
     """
@@ -74,11 +74,11 @@ def rename(
     label_id: Annotated[str, typer.Argument(metavar="ID", help="The label's id, which stays.")],
     text: Annotated[str, typer.Argument(help="Its new text.")],
     keep_vector: Annotated[
-        bool, typer.Option("--keep-vector", help="Change what is shown only, not what it is found by.")
+        bool, typer.Option("--keep-vector", help="Change the displayed text only; keep the vector.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Give a label another text, by which it is found from now on.
+    """Give a label a new text, which is encoded in place of the old one.
 
     Example: dexter labels rename runs/pydocs my.inv "my.inv: invert a regular matrix"
     """
@@ -90,11 +90,11 @@ def rename(
 @labels_app.command("list")
 def list_labels(
     run: Run,
-    limit: Annotated[int | None, typer.Option(help="At most so many; all if left out.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Largest number of labels; all by default.")] = None,
     offset: Offset = 0,
     as_json: Json = False,
 ) -> None:
-    """Show the labels: id, number of training queries, text.
+    """List the labels: id, number of training queries, text.
 
     Example: dexter labels list runs/pydocs --limit 10
     """
@@ -105,7 +105,7 @@ def list_labels(
 def search(
     run: Run,
     query: Annotated[str, typer.Argument(help="A part of an id or text.")],
-    limit: Annotated[int, typer.Option(help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(help="Largest number of labels.")] = 20,
     offset: Offset = 0,
     as_json: Json = False,
 ) -> None:
@@ -118,7 +118,7 @@ def search(
 
 @labels_app.command("compact")
 def compact(run: Run) -> None:
-    """Make the files of changed labels as small as what they amount to; labels and version stay.
+    """Give unused space of the file of label changes back; the labels and their version stay.
 
     Example: dexter labels compact runs/pydocs
     """

@@ -1,6 +1,6 @@
-"""A trained dual encoder with its labels: in memory, and as the folder that a run publishes.
+"""A trained dual encoder with its labels, in memory and as the folder that a run publishes.
 
-model/    the encoder (a sentence-transformers folder where its kind allows that), and beside it
+model/      the encoder (a sentence-transformers folder where possible)
   dexter/   model.json (version, heads, facts), labels.jsonl (id, text, training count),
             heads.safetensors (projections, priors, classifier table), labels.safetensors (representations),
             training_queries.safetensors (see `dexter.model.training_queries`), scoring.json (what was tuned)
@@ -41,34 +41,31 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 _FOLDER = "dexter"
 _RARE_COUNT = 10
-"""A label that was never trained gets the median prior of labels with fewer training queries than this."""
+"""A label without training data gets the median prior of labels with fewer training queries than this."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """Everything that turns a text into ranked labels. Never changed: other labels make another model.
-
-    The methods that give another model share the encoder and the projections with it, and either return or raise.
-    """
+    """Encoder, heads and labels. Immutable: other labels make another model, which shares the encoder."""
 
     encoder: TextEncoder
     head: DualHead
     classifier: ClassifierHead | None = None
     labels: Labels
     representations_LD: Tensor
-    """What the encoder made of the label texts."""
+    """The encoder's output for the label texts."""
     facts: dict[str, Any]
-    """What else a reader wants to know: recipe, data set, seed, validation figures."""
+    """Recipe, data set, seed and validation metrics, as published."""
     processes: Processes = field(default_factory=SingleProcess)
-    """While several processes train it: who holds the other labels. This one then has the vectors of its own only."""
+    """The processes that train it together; each holds the labels and vectors of its own shard only."""
     training_queries: TrainingQueries | None = None
-    """The training queries, where they are kept."""
+    """The kept training queries, if any."""
     query_encoder: OnnxEncoder | None = None
-    """What encodes queries in place of `encoder`; labels are always encoded by that."""
+    """Encodes queries in place of `encoder`, which always encodes labels."""
 
     @property
     def has_prior(self) -> bool:
-        """Whether a label prior was learned."""
+        """Whether the dual encoder has a learned label prior."""
         return self.head.prior is not None
 
     @property
@@ -87,15 +84,15 @@ class Model:
         return self.heads[-1]
 
     def query_vectors(self, texts: Sequence[str], *, head: HeadName | None = None) -> Tensor:
-        """The vectors to search with."""
+        """Encode query texts and return the vectors to search with."""
         return self.search_vectors(self.encode_queries(texts), head=head)
 
     def encode_queries(self, texts: Sequence[str]) -> Tensor:
-        """What the encoder makes of query texts, before any head."""
+        """Return the encoder's output for query texts, before any head."""
         return self.encode_tokens(self.encoder.tokenize(texts, side="query"), side="query")
 
     def encode_tokens(self, tokens: Tokens, *, side: Literal["query", "label"]) -> Tensor:
-        """What the encoder makes of texts of a side that are tokenised already."""
+        """Return the encoder's output for tokenised texts of one side."""
         device = self.representations_LD.device
         if side == "query" and self.query_encoder is not None:
             return self.query_encoder.embed(tokens).to(device)
@@ -104,7 +101,7 @@ class Model:
     def search_vectors(
         self, representations_ND: Tensor, *, head: HeadName | None = None, dial: float | None = None
     ) -> Tensor:
-        """The same for queries that are encoded already; `dial` weighs the label prior, None as trained."""
+        """Return the vectors to search with, given the encoder's output; `dial` is the weight of the label prior."""
         head = self._resolve_head(head)
         weight = 1.0 if dial is None else dial
         with torch.inference_mode():
@@ -117,9 +114,9 @@ class Model:
     def label_vectors(
         self, *, head: HeadName | None = None, prior_weight: float = 1.0, dial: float | None = None
     ) -> Tensor:
-        """The vectors to search among; `prior_weight` scales the label priors, 1 as trained.
+        """Return the label vectors to search among; `prior_weight` scales the learned label priors.
 
-        A model without a prior that is searched with a dial needs the same `dial` here; for others it changes nothing.
+        For a model without a learned prior, `dial` must be that of `search_vectors`; otherwise it has no effect.
         """
         if self._needs_frequency(dial):
             prior_L = frequency_prior(self.labels.counts, self.head.temperature)
@@ -133,7 +130,7 @@ class Model:
             return torch.cat(parts, dim=1)
 
     def score_slices(self, *, head: HeadName | None = None, dial: float | None = None) -> dict[str, slice]:
-        """Which elements of the vectors that are searched with and among make which part of a score."""
+        """Return the elements of the search vectors that each part of a score is the inner product of."""
         head = self._resolve_head(head)
         widths: dict[str, int] = {}
         if head != "classifier":
@@ -147,7 +144,7 @@ class Model:
         return {name: slice(end - width, end) for (name, width), end in zip(widths.items(), ends, strict=True) if width}
 
     def encode_labels(self, texts: Sequence[str]) -> Tensor:
-        """What the encoder makes of label texts."""
+        """Return the encoder's output for label texts."""
         return self.encode_tokens(self.encoder.tokenize(texts, side="label"), side="label")
 
     def label_embeddings(self, representations_ND: Tensor | None = None) -> Tensor:
@@ -182,7 +179,7 @@ class Model:
             torch.cat([self.representations_LD, representations_ND.to(device)]),
             biases=[torch.cat([bias_L, prior_N]) for bias_L, prior_N in zip(self.prior_biases(), priors, strict=True)],
             table=None if self.classifier is None else self.classifier.table.appended(len(ids)),
-            training_queries=None if self.training_queries is None else self.training_queries.widen(len(ids)),
+            training_queries=None if self.training_queries is None else self.training_queries.append_labels(len(ids)),
         )
 
     def select_labels(self, rows: NDArray[np.int64]) -> Model:
@@ -193,7 +190,7 @@ class Model:
             self.representations_LD[rows_M],
             biases=[bias_L[rows_M] for bias_L in self.prior_biases()],
             table=None if self.classifier is None else self.classifier.table.selected(rows_M),
-            training_queries=None if self.training_queries is None else self.training_queries.keep(rows),
+            training_queries=None if self.training_queries is None else self.training_queries.select_labels(rows),
         )
 
     def rename_labels(self, texts: Mapping[int, str], representations: Mapping[int, Tensor]) -> Model:
@@ -207,10 +204,10 @@ class Model:
         return replace(self, labels=labels, representations_LD=changed_LD)
 
     def save(self, folder: Path, *, records: Mapping[str, object] | None = None) -> None:
-        """Publish the model as a folder, whole or not at all; an older one in its place is replaced.
+        """Publish the model as a folder, atomically; an older one in its place is replaced.
 
         Args:
-            folder: where to.
+            folder: the model folder to write.
             records: JSON values to publish with the model, by file name.
         """
         from safetensors.torch import save_file
@@ -308,7 +305,7 @@ class Model:
         return [prior.bias.detach() for prior in priors if prior is not None]
 
     def _needs_frequency(self, dial: float | None) -> bool:
-        """Whether the dial needs a prior that was not learned."""
+        """Whether the dial weighs label frequencies because no prior was learned."""
         return bool(dial) and not self.has_prior
 
     def _resolve_head(self, head: HeadName | None) -> HeadName:
@@ -318,7 +315,7 @@ class Model:
         return head
 
     def _classifier_rows(self) -> Tensor:
-        """The classifier's rows, those of labels without training made from their texts and their neighbours."""
+        """Return the classifier rows, with those of labels without training data filled in from similar labels."""
         assert self.classifier is not None
         rows_LC, counts = self.classifier.table.rows(), self.labels.counts
         if self.processes.size == 1 and (counts > 0).all():
@@ -376,7 +373,7 @@ def _read_tensors(path: Path, device: str) -> dict[str, Tensor]:
 def _build_heads(
     described: dict[str, Any], state: dict[str, Tensor], num_labels: int, size: int, device: str
 ) -> tuple[DualHead, ClassifierHead | None]:
-    """The heads as described, with the weights that were saved."""
+    """Build the heads as described, with the saved weights."""
     temperature, projection = float(described["temperature"]), int(described["projection"])
 
     def prior() -> LabelPrior | None:

@@ -76,11 +76,11 @@ class TrainingQueries:
     def __len__(self) -> int:
         return len(self.vectors_MD)
 
-    def keep(self, labels: NDArray[np.int64]) -> TrainingQueries:
+    def select_labels(self, labels: NDArray[np.int64]) -> TrainingQueries:
         """Return the queries with only some of the labels, in the order given."""
         return replace(self, relevance=self.relevance[:, labels].tocsr())
 
-    def widen(self, num_new: int) -> TrainingQueries:
+    def append_labels(self, num_new: int) -> TrainingQueries:
         """Return the queries with columns for more labels, which none of them has."""
         rows, columns = self.relevance.shape
         wider = csr_matrix(

@@ -26,7 +26,7 @@ from dexter.predict.explain import Explanation, explain_labels
 from dexter.predict.indexing import RunIndex, index_labels, open_run_index
 from dexter.predict.neighbours import Neighbour, find_neighbours, kept_queries
 from dexter.predict.rank import RankingChoice, rank
-from dexter.predict.scoring import Scoring, choose_ranking, read_scoring
+from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking, read_scoring
 from dexter.types import HeadName, TopK
 
 if TYPE_CHECKING:
@@ -343,6 +343,10 @@ class Predictor:
     def compact_labels(self) -> None:
         """Give unused space of the file of label changes back; the labels and their version stay."""
         self._live.compact()
+
+    def save(self, folder: str | Path) -> None:
+        """Publish the model with its present labels, and how it was tuned, as a model folder of its own."""
+        self.model.save(Path(folder), records={SCORING_FILE: self.scoring.to_json()})
 
     def search_labels(self, query: str = "", *, limit: int | None = 20, offset: int = 0) -> LabelPage:
         """Find labels whose id or text contains the query, those that begin with it first; all if it is empty."""
