@@ -9,7 +9,7 @@ from dexter.errors import UsageError
 from dexter.predict.calibration import (
     Calibration,
     MonotoneMap,
-    Operating,
+    OperatingPoint,
     calibrate,
     calibration_error,
     lead,
@@ -90,19 +90,19 @@ def test_thresholds_keep_their_word_on_fresh_queries():
         point.f1 <= max(p.f1 for p in calibration.operating if p.threshold == best) for point in calibration.operating
     )
     with pytest.raises(UsageError, match="the highest is"):
-        Calibration(maps={}, operating=(Operating(threshold=0.5, precision=0.6, recall=0.1),)).threshold_for(0.9)
+        Calibration(maps={}, operating=(OperatingPoint(threshold=0.5, precision=0.6, recall=0.1),)).threshold_for(0.9)
 
 
 def test_saved_as_plain_values_and_read_again():
     found, relevance, counts, *_ = draw(0)
     calibration = calibrate(found, relevance, counts)
-    assert Calibration.of_json(calibration.to_json()) == calibration
+    assert Calibration.from_json(calibration.to_json()) == calibration
     for broken in (
         {"maps": {}, "operating": []},
         {"maps": {"all": {"leads": [1.0], "probabilities": []}}, "operating": []},
     ):
         with pytest.raises(ValueError, match="calibration maps"):
-            Calibration.of_json(broken)
+            Calibration.from_json(broken)
 
 
 def test_calibration_error_equals_a_slow_loop():

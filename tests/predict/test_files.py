@@ -67,6 +67,15 @@ def test_bad_lines_are_named(tmp_path, content, name, line, says):
     assert caught.value.line == line
 
 
+def test_a_label_whose_id_is_its_text_is_printed_once():
+    class Same:
+        def predict_stream(self, texts, k, *, threshold=None):
+            return ([Prediction("river", "river", 0.5), Prediction("L2", "river stone", 0.25)] for _ in texts)
+
+    [block] = predict_texts(Same(), [Query("1", "old river")])
+    assert block.splitlines() == ["old river", "   0.5000  river", "   0.2500  L2  river stone"]
+
+
 def test_a_missing_file(tmp_path):
     with pytest.raises(DataError, match=r"missing\.txt: cannot be read"):
         list(read_texts(tmp_path / "missing.txt"))

@@ -77,7 +77,7 @@ def test_a_run_in_training_is_waited_for_and_its_next_model_is_swapped_in(connec
 
 
 def test_a_new_index_is_swapped_in(connect, run):
-    from dexter.predict.indexing import build_run_index
+    from dexter.predict.run_index import build_run_index
 
     client = connect({"run": run}, follow_seconds=0.05)
     before = client.post("/v1/predict", json={"inputs": "river stone"}).json()

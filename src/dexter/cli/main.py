@@ -428,8 +428,8 @@ def index_command(
 
     from dexter.model.store import model_folder
     from dexter.predict.files import read_texts
-    from dexter.predict.indexing import build_run_index, describe
     from dexter.predict.predictor import Predictor
+    from dexter.predict.run_index import build_run_index, describe
 
     texts = None if queries is None else [query.text for query in islice(read_texts(queries), 512)]
     predictor = Predictor.load(run, head=parse_head(head), index="exact")

@@ -1,11 +1,11 @@
-"""From scores to probabilities: a monotone map for each band of label frequency, fitted on validation queries.
+"""Turn scores into probabilities by a monotone map for each band of label frequency, fitted on validation queries.
 
-What is mapped is a label's *lead*: its score less the mean score of the query's places 6 to 20. Scores of different
-queries differ in their level, which says little about any label; without it the same map is both better calibrated and
-better at telling right from wrong. Within a query a lead orders labels as the score does.
+The map is of a label's *lead*: its score less the mean score of the query's places 6 to 20. Scores of different
+queries differ in level, which says little about any label; without the level the map is better calibrated and better
+at separating right from wrong labels. Within a query, leads order labels as scores do.
 
-The map is isotonic regression, smoothed so that no stretch claims certainty, and read off by interpolation. A band with
-few examples uses the map of all labels; one that is rarer than every band with a map uses that of the rarest of them.
+The map is fitted by isotonic regression, smoothed so that it never reaches 0 or 1, and interpolated. A band with few
+examples uses the map of all labels; a band rarer than every band with a map uses that of the rarest of them.
 Shapes: N queries, K places.
 """
 
@@ -24,14 +24,14 @@ from dexter.metrics import member_mask
 from dexter.types import BANDS, TopK
 
 NUM_PLACES = 20
-"""Places that must be known for a lead; all labels where there are fewer."""
+"""Places that a lead needs; all labels where there are fewer."""
 FITTED_PLACES = 100
 """Places of each validation query that a map is fitted on."""
 REPORTED_PLACES = 5
-"""Places of each query that a calibration error is taken over."""
+"""Places of each query that the calibration error is computed over."""
 _FIRST_BACKGROUND = 5
 _FEWEST = 50
-"""A band needs so many relevant and so many irrelevant pairs for a map of its own."""
+"""Relevant pairs, and irrelevant pairs, that a band needs at least for a map of its own."""
 _FEWEST_IN_ALL = 10
 _POOLED = "all"
 _STEPS = 100
@@ -46,12 +46,12 @@ class MonotoneMap:
     probabilities: tuple[float, ...]
 
     def __call__(self, leads: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The probabilities of leads; beyond the ends those at the ends."""
+        """Return the probabilities of leads; beyond the ends, those at the ends."""
         return np.asarray(np.interp(leads, self.leads, self.probabilities))
 
     @classmethod
     def fit(cls, leads: NDArray[np.floating], relevant: NDArray[np.bool_]) -> MonotoneMap:
-        """Isotonic regression, each of its steps pulled a little towards one half: by half a hit and half a miss."""
+        """Fit by isotonic regression; each step is smoothed by adding half a hit and half a miss."""
         # Only fitting needs it, and it takes a quarter of a second to import.
         from scipy.optimize import isotonic_regression
 
@@ -60,15 +60,15 @@ class MonotoneMap:
         starts = isotonic_regression(hits).blocks[:-1]
         sizes = np.diff(np.append(starts, len(hits)))
         rates = (np.add.reduceat(hits, starts) + 0.5) / (sizes + 1.0)
-        # The pull may have put small steps below their neighbours.
+        # Smoothing may have put small steps below the one before.
         smoothed = isotonic_regression(rates, weights=sizes).x
         middles = np.add.reduceat(leads, starts) / sizes
         return cls(tuple(middles.tolist()), tuple(smoothed.tolist()))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operating:
-    """What keeping every label whose probability reaches a threshold gave on validation."""
+class OperatingPoint:
+    """Precision and recall on validation when labels whose probability reaches a threshold are kept."""
 
     threshold: float
     precision: float
@@ -76,22 +76,22 @@ class Operating:
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of both."""
+        """The harmonic mean of precision and recall."""
         total = self.precision + self.recall
         return 2 * self.precision * self.recall / total if total else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The maps of all bands, and what thresholds give."""
+    """The maps of all bands, and the precision and recall of thresholds."""
 
     maps: Mapping[str, MonotoneMap]
     """By band, and one for all labels."""
-    operating: tuple[Operating, ...] = field(default=())
+    operating: tuple[OperatingPoint, ...] = field(default=())
     """In order of threshold."""
 
     def probabilities(self, found: TopK, counts_L: NDArray[np.integer]) -> NDArray[np.float32]:
-        """How likely each label found is to be right, given the training counts of all labels; 0 where there is none.
+        """Return how likely each found label is right, given the training counts of all labels; 0 for no label.
 
         `found` has at least `NUM_PLACES` places, or all labels.
         """
@@ -103,13 +103,13 @@ class Calibration:
         return result
 
     def is_exhausted(self, found: TopK, threshold: float) -> NDArray[np.bool_]:
-        """For each query, whether no label beyond those found can reach a probability."""
+        """Return for each query whether no label beyond those found can reach the threshold."""
         last = np.where(np.isfinite(found.scores), lead(found.scores), -np.inf).min(axis=1)
         best = np.max([self._map(band)(last) for band in BANDS], axis=0)
         return np.asarray((best < threshold) | (found.ids < 0).any(axis=1))
 
     def threshold_for(self, precision: float | None = None) -> float:
-        """The lowest threshold with at least this precision on validation; that of the best F1 if left out."""
+        """Return the lowest threshold with at least this precision on validation; that of the best F1 if left out."""
         if precision is None:
             return max(self.operating, key=lambda point: point.f1).threshold
         for point in self.operating:
@@ -119,12 +119,12 @@ class Calibration:
         raise UsageError(f"no threshold has precision {precision:g} on validation; the highest is {best:.3f}")
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return plain values, from which `from_json` makes it again."""
         return asdict(self)
 
     @classmethod
-    def of_json(cls, values: Mapping[str, Any]) -> Calibration:
-        """What `to_json` gave."""
+    def from_json(cls, values: Mapping[str, Any]) -> Calibration:
+        """Make it from the values of `to_json`."""
         maps = {
             str(band): MonotoneMap(tuple(map(float, entry["leads"])), tuple(map(float, entry["probabilities"])))
             for band, entry in values["maps"].items()
@@ -132,10 +132,10 @@ class Calibration:
         usable = all(len(entry.leads) == len(entry.probabilities) > 0 for entry in maps.values())
         if _POOLED not in maps or not usable:
             raise ValueError("calibration maps are missing or not of one length")
-        return cls(maps=maps, operating=tuple(Operating(**point) for point in values["operating"]))
+        return cls(maps=maps, operating=tuple(OperatingPoint(**point) for point in values["operating"]))
 
     def _map(self, band: str) -> MonotoneMap:
-        """The map of a band; for labels that are rarer than any with a map the rarest, else that of all labels."""
+        """Return the map of a band, else of the rarest band with one if this is rarer, else of all labels."""
         if band in self.maps:
             return self.maps[band]
         names = list(BANDS)
@@ -145,7 +145,7 @@ class Calibration:
 
 
 def lead(scores_NK: NDArray[np.floating]) -> NDArray[np.float64]:
-    """How far each place stands above the mean of places 6 to 20 (of the last place where there are no more than 5)."""
+    """Return each score less the mean of places 6 to 20 (less the last score where there are at most 5 places)."""
     known = np.isfinite(scores_NK)
     scores_NK = np.where(known, scores_NK, 0.0)
     background = slice(_FIRST_BACKGROUND, NUM_PLACES)
@@ -157,7 +157,7 @@ def lead(scores_NK: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def in_band(counts: NDArray[np.integer], band: str) -> NDArray[np.bool_]:
-    """Which labels with these training counts are in a band."""
+    """Return which of the labels with these training counts are in a band."""
     low, high = BANDS[band]
     return np.asarray((counts >= low) & (counts <= high))
 
@@ -187,8 +187,8 @@ def calibrate(found: TopK, relevance: csr_matrix, counts_L: NDArray[np.integer])
 
 def _operating_points(
     probabilities: NDArray[np.floating], hits: NDArray[np.bool_], *, num_relevant: int
-) -> tuple[Operating, ...]:
-    """Precision and recall at every hundredth, as far as any label reaches it."""
+) -> tuple[OperatingPoint, ...]:
+    """Compute precision and recall at thresholds 0.01, 0.02, ... as far as any label reaches them."""
     points = []
     for threshold in np.arange(1, _STEPS) / _STEPS:
         kept = probabilities >= threshold
@@ -196,7 +196,7 @@ def _operating_points(
             break
         right = int(hits[kept].sum())
         points.append(
-            Operating(
+            OperatingPoint(
                 threshold=float(threshold), precision=right / int(kept.sum()), recall=right / max(num_relevant, 1)
             )
         )
@@ -204,16 +204,16 @@ def _operating_points(
 
 
 def softmax(scores_NK: NDArray[np.floating], temperature: float) -> NDArray[np.float32]:
-    """What a model trained by softmax takes for probabilities, among the places given: to be compared with."""
+    """Return the softmax over the given places, with which calibrated probabilities are compared."""
     logits = (scores_NK - scores_NK[:, :1]) / temperature
     weights = np.exp(logits, dtype=np.float32)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def calibration_error(probabilities: NDArray[np.floating], hits: NDArray[np.bool_]) -> float:
-    """Expected calibration error in percent: how far, on average, a probability is from the share of hits around it.
+    """Return the expected calibration error in percent: the mean distance of probabilities from the share of hits.
 
-    Probabilities are put into 15 bins of equal width; each bin's mean is held against its share of hits.
+    Probabilities are put into 15 bins of equal width; each bin's mean is compared with its share of hits.
     """
     if not probabilities.size:
         return float("nan")

@@ -35,17 +35,17 @@ _SETTINGS_FILE = "predictions.json"
 
 
 class Query(NamedTuple):
-    """A text to label and the id that its predictions will carry."""
+    """A text to label, and the id that is written with its predictions."""
 
     uid: str
     text: str
 
 
 def read_texts(path: Path | None) -> Iterator[Query]:
-    """Queries from a file (gzip or not) or stdin: one text per line, or one JSON object with `text` and maybe `uid`.
+    """Read queries from a file (gzip or not) or stdin: a text per line, or a JSON object with `text` and maybe `uid`.
 
     Lines are JSON if the file's name says so (`.jsonl`) or the first line is a JSON object; then all of them must be.
-    Empty lines are passed over; a query without an id gets the number of its line.
+    Empty lines are skipped; a query without an id gets the number of its line.
     """
     name = "stdin" if path is None else str(path)
     is_json = True if name.removesuffix(".gz").endswith(".jsonl") else None
@@ -62,7 +62,7 @@ def read_texts(path: Path | None) -> Iterator[Query]:
 
 
 def form_of(path: Path | None) -> str:
-    """The form of predictions that a file's name asks for; text for a terminal."""
+    """Return the form of predictions for the ending of a file's name; text for stdout."""
     ending = "" if path is None else path.suffix.removeprefix(".")
     return ending if ending in FORMS else "text"
 
@@ -76,7 +76,7 @@ def predict_texts(
     form: str = "text",
     explain: bool = False,
 ) -> Iterator[str]:
-    """One line (as text: one block of lines) per query, in order; with `explain` also why each label is there."""
+    """Yield one line (as text: one block of lines) per query, in order; with `explain` also why each label is there."""
     forms = tuple(name for name in FORMS if not (explain and name == "tsv"))
     if form not in forms:
         raise UsageError(f"--format {form!r}{' with --explain' * explain}: expected one of {', '.join(forms)}")
@@ -93,13 +93,13 @@ def predict_texts(
 
 
 def label_lines(labels: Iterable[LabelEntry]) -> Iterator[str]:
-    """One line per label: id, number of training queries, text."""
+    """Yield one line per label: id, number of training queries, text."""
     for label in labels:
         yield f"{_flat(label.id)}\t{label.count}\t{_flat(label.text)}"
 
 
 def write_lines(lines: Iterable[str], path: Path | None) -> None:
-    """Write to stdout as lines come, or to a file that appears only when it is whole."""
+    """Print each line as it comes, or write all to a file that appears only when it is complete."""
     if path is None:
         for line in lines:
             print(line)
@@ -110,7 +110,7 @@ def write_lines(lines: Iterable[str], path: Path | None) -> None:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a path stands for several files."""
+    """Return whether a path is a pattern of several files."""
     return glob.has_magic(name) and not Path(name).exists()
 
 
@@ -124,16 +124,16 @@ def predict_files(
     form: str = "jsonl",
     launch: Launch | None = None,
 ) -> list[Path]:
-    """Predict for every file that a pattern such as 'part-*.jsonl' names; returns the outputs this process wrote.
+    """Predict for every file that a pattern such as 'part-*.jsonl' matches; return the outputs that this process wrote.
 
     Args:
         predictor: ranks the labels.
-        pattern: the files; `**` goes through folders.
-        folder: where outputs go, one per file and of its name; made if needed.
+        pattern: the files; `**` matches folders of any depth.
+        folder: gets one output for each file, of the same name; created if needed.
         k: labels per text, as in `Predictor.predict`.
         threshold: only labels that are right with at least this probability.
         form: how predictions are written.
-        launch: this process among those that do it together; alone if left out.
+        launch: this process among those that share the files; a single process if left out.
     """
     launch = launch or Launch()
     if form not in FORMS:
@@ -170,7 +170,7 @@ def _lines(path: Path | None) -> Iterator[tuple[int, bytes]]:
 
 
 def _pipe_lines(handle: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines of a pipe, whose size nobody knows; an over-long line comes cut, for `decode` to refuse."""
+    """Yield the numbered lines of a pipe; a line that is too long is cut, and refused by `decode`."""
     for number, raw in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), start=1):
         yield number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
 
@@ -201,7 +201,8 @@ def _format(form: str, query: Query, labels: list[Prediction], why: list[Explana
     shown = cut if len(cut) <= _SHOWN_CHARACTERS else cut[: _SHOWN_CHARACTERS - 1] + "…"
     lines = [_flat(shown)]
     for place, label in enumerate(labels):
-        lines.append(f"  {_numbers(label)}  {_flat(label.id)}  {_flat(label.text)}")
+        names = dict.fromkeys((_flat(label.id), _flat(label.text)))  # once where id and text are the same
+        lines.append(f"  {_numbers(label)}  {'  '.join(names)}")
         lines += [f"{'':11}{_flat(line)}" for line in ([] if why is None else why[place].lines())]
     return "\n".join(lines)
 
@@ -212,17 +213,17 @@ def _values(label: Prediction) -> dict[str, Any]:
 
 
 def _numbers(label: Prediction) -> str:
-    """The score, and the probability where it is known."""
+    """Format the score, and the probability where it is known."""
     return f"{label.score:7.4f}" + ("" if label.probability is None else f"  {label.probability:4.0%}")
 
 
 def _flat(text: str) -> str:
-    """One line that cannot move a terminal's cursor."""
+    """Make one line without control characters, which could move a terminal's cursor."""
     return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
 
 
 def _outputs(pattern: str, folder: Path, form: str) -> dict[Path, Path]:
-    """The output of every input."""
+    """Return the output path of every input file."""
     sources = [Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
     if not sources:
         raise DataError(f"{pattern}: no file has such a name")
@@ -249,13 +250,13 @@ def _stem(source: Path) -> str:
     return source.name.removesuffix(".gz").rsplit(".", 1)[0] or source.name
 
 
-def _claim(folder: Path, facts: Mapping[str, object]) -> None:
-    """Write down what the predictions of a folder are made with, or refuse to add others to it."""
+def _claim(folder: Path, settings: Mapping[str, object]) -> None:
+    """Record the settings of a folder's predictions, or refuse where it holds predictions with others."""
     path = folder / _SETTINGS_FILE
     found = [entry for entry in folder.iterdir() if not entry.name.startswith(".tmp-")] if folder.is_dir() else []
     if not found:
         # Several processes may do this at the same moment: they write the same.
-        write_json(path, facts)
+        write_json(path, settings)
         return
     if not path.exists():
         raise UsageError(f"{folder} holds other files: choose a new folder for the predictions")
@@ -263,5 +264,7 @@ def _claim(folder: Path, facts: Mapping[str, object]) -> None:
         known = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         known = None
-    if known != facts:
-        raise UsageError(f"{folder} holds predictions made with {known}, these would be with {facts}: choose another")
+    if known != settings:
+        raise UsageError(
+            f"{folder} holds predictions made with {known}, these would be with {settings}: choose another"
+        )

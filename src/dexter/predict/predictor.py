@@ -23,9 +23,9 @@ from dexter.model.similar import SimilarLabel, find_similar
 from dexter.model.store import LabelStore, encoder_fingerprint, fingerprint, model_folder
 from dexter.predict.calibration import NUM_PLACES, Calibration
 from dexter.predict.explain import Explanation, explain_labels
-from dexter.predict.indexing import RunIndex, index_labels, open_run_index
 from dexter.predict.neighbours import Neighbour, find_neighbours, kept_queries
 from dexter.predict.rank import RankingChoice, rank
+from dexter.predict.run_index import RunIndex, index_labels, open_run_index
 from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking, read_scoring
 from dexter.types import HeadName, TopK
 

@@ -68,7 +68,7 @@ class Scoring:
                 votes = choice["votes"]
                 choice = RankingChoice(**(choice | {"votes": None if votes is None else VoteSettings(**votes)}))
             if calibration is not None:
-                calibration = Calibration.of_json(calibration)
+                calibration = Calibration.from_json(calibration)
             return cls(**(dict(values) | {"choice": choice, "calibration": calibration}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelError(f"{path}: not the scoring of this version ({error}): restore or tune it again") from None

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dexter import __version__
-from dexter.predict.predictor import Prediction
+from dexter.predict import Prediction
 from dexter.serving.batching import IsDisconnected
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import Text

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from dexter import __version__
-from dexter.predict.predictor import Predictor
+from dexter.predict import Predictor
 from dexter.serving.annif import annif_routes
 from dexter.serving.middleware import (
     ErrorMiddleware,

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from dexter import __version__
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.predict.predictor import LabelChange, LabelRefused, Predictor, SimilarLabel, VersionConflict
+from dexter.predict import LabelChange, LabelRefused, Predictor, SimilarLabel, VersionConflict
 from dexter.serving.batching import BATCH_WAIT_SECONDS, IsDisconnected
 from dexter.serving.middleware import Metrics, Traffic
 from dexter.serving.problems import Problem

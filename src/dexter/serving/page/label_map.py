@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from dexter.predict.predictor import Labels, Predictor
+from dexter.predict import Labels, Predictor
 from dexter.serving.page.view import Renderer, page_router
 from dexter.serving.runs import ServedRuns
 from dexter.types import band_of

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dexter.evaluation.records import Miss, read_misses
-from dexter.predict.predictor import LabelEntry, Predictor, SimilarLabel
+from dexter.predict import LabelEntry, Predictor, SimilarLabel
 from dexter.serving.page.view import Renderer, page_router
 from dexter.serving.problems import Problem
 from dexter.serving.runs import ServedRun, ServedRuns

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dexter.predict.predictor import LabelChange, Predictor
+from dexter.predict import LabelChange, Predictor
 from dexter.predict.preview import MAX_PREVIEW_RANK, LabelPreview, new_label_id, preview_label
 from dexter.serving.page.ranking import (
     ListedLabel,

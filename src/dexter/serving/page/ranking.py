@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from dexter.predict.predictor import Predictor
+from dexter.predict import Predictor
 from dexter.serving.protocol import NearText, RankedLabel, WordWeight
 
 _LEVELS = 4

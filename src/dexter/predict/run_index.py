@@ -1,6 +1,6 @@
-"""The index of a run: made from a model's labels, measured, kept beside the model, and found again.
+"""The index of a run: built from the labels of its model, measured, stored as run/index/ beside run/model/, and opened.
 
-run/index/ belongs to run/model/. An index of another encoder is an error; one of another head is passed over.
+Opening an index of another encoder is an error; one of another head is ignored, and search is exact.
 """
 
 from __future__ import annotations
@@ -36,35 +36,36 @@ from dexter.types import HeadName
 
 log = logging.getLogger("dexter")
 URL_VARIABLE = "DEXTER_INDEX_URL"
-"""Where the address of a database is looked for; it is never written to a file."""
+"""Environment variable with the address of a database; the address is never written to a file."""
 _NUM_SAMPLED = 512
+"""Texts that recall is measured on."""
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What `build_run_index` made."""
+    """The index that `build_run_index` made."""
 
     folder: str
     backend: str
     chosen: bool
-    """Whether the number of labels chose the backend."""
+    """Whether the backend was chosen by the number of labels."""
     num_labels: int
     recall: float
     seconds: float
     num_bytes: int
-    """Of the folder."""
+    """Size of the folder."""
 
 
 @dataclass(frozen=True)
 class RunIndex:
-    """The index of a run, ready for the labels of its model, however they change."""
+    """The stored index of a run, which can be put over the labels of its model as they change."""
 
     stored: StoredIndex
     fingerprint: str
-    """Of the model's encoder."""
+    """Fingerprint of the model's encoder."""
 
     def over(self, labels: Labels, vectors_LD: Tensor, *, head: HeadName) -> Index:
-        """The index over labels as they are now; exact where it was made for another head."""
+        """Return the index over the given labels; an exact one where it was made for another head."""
         stored, made = self.stored, self.stored.stamp
         if self.fingerprint == made.fingerprint and (head, vectors_LD.shape[1]) != (made.head, stored.dimension):
             log.warning("%s is for head %s, not %s: search is exact", stored.folder, made.head, head)
@@ -81,15 +82,15 @@ def build_run_index(
     queries: Sequence[str] | None = None,
     url: str | None = None,
 ) -> IndexReport:
-    """Make the index of a run and keep it beside the model.
+    """Build the index of a run and store it beside the model.
 
     Args:
-        model: whose labels are indexed.
-        folder: of the published model.
-        head: which vectors are indexed.
+        model: gives the labels.
+        folder: the published model.
+        head: gives the label vectors.
         backend: one of `dexter.index.BACKENDS`; None: the number of labels decides.
-        queries: texts that recall is measured on; pairs of label texts if left out.
-        url: the address of the database (pgvector, qdrant); the environment's if left out.
+        queries: texts to measure recall on; pairs of label texts if left out.
+        url: the address of the database (pgvector, qdrant); that of the environment if left out.
     """
     started, num_labels = time.monotonic(), len(model.labels.ids)
     chosen = default_backend(num_labels) if backend is None else checked_backend(backend)
@@ -117,7 +118,7 @@ def build_run_index(
 
 
 def open_run_index(folder: Path, *, url: str | None = None) -> RunIndex | None:
-    """The index beside a published model, where there is one."""
+    """Open the index beside a published model; None where there is none."""
     if not index_folder(folder).exists():
         return None
     stored = open_index(index_folder(folder), url=url or os.environ.get(URL_VARIABLE))
@@ -125,16 +126,16 @@ def open_run_index(folder: Path, *, url: str | None = None) -> RunIndex | None:
 
 
 def index_labels(model: Model, *, head: HeadName, run_index: RunIndex | None, dial: float | None = None) -> Index:
-    """An index over a model's labels as they are now: the run's where it has one, exact otherwise.
+    """Return an index over the labels of a model: the run's where it has one, else an exact one.
 
-    The run's serves every dial of a model with a label prior; for others a dial above 0 makes other vectors.
+    The run's index serves every dial of a model with a learned prior; for others a dial above 0 makes other vectors.
     """
     vectors_LD = model.label_vectors(head=head, dial=dial)
     return ExactIndex(vectors_LD) if run_index is None else run_index.over(model.labels, vectors_LD, head=head)
 
 
 def index_folder(folder: Path) -> Path:
-    """Where the index of a published model is: run/index for run/model, NAME-index for a model folder on its own."""
+    """Return the folder of a published model's index: run/index for run/model, NAME-index for any other NAME."""
     place = folder.resolve()
     return place.with_name("index" if place.name == "model" else f"{place.name}-index")
 
@@ -147,7 +148,7 @@ def published_version(run: Path) -> tuple[str, str | None]:
 
 
 def describe(report: IndexReport) -> str:
-    """One line for a reader."""
+    """Describe the index in one line."""
     why = " (by their number)" if report.chosen else ""
     return (
         f"{report.folder}: {report.backend} over {report.num_labels:,} labels{why}, recall@100 {report.recall:.4f}, "
@@ -160,6 +161,6 @@ def _stamp(labels: Labels, fingerprint: str, head: HeadName) -> Stamp:
 
 
 def _sample_queries(labels: Labels) -> list[str]:
-    """Texts that lie between labels, as queries with several labels do: two label texts each."""
+    """Make texts that lie between labels, as queries with several labels do, from two label texts each."""
     pairs: Any = np.random.default_rng(0).integers(0, len(labels.ids), (_NUM_SAMPLED, 2))
     return [f"{labels.texts[first]} {labels.texts[second]}" for first, second in pairs.tolist()]

@@ -13,8 +13,8 @@ from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, write_manifest
 from dexter.index import ExactIndex, approximate
 from dexter.model.store import encoder_fingerprint
-from dexter.predict.indexing import build_run_index, index_folder
 from dexter.predict.predictor import Predictor
+from dexter.predict.run_index import build_run_index, index_folder
 from tests.conftest import SMALL, make_world
 
 faiss = pytest.importorskip("faiss", reason="faiss is not installed: no approximate index to test with")
