@@ -36,7 +36,7 @@ from torch import Tensor
 
 from dexter.batches import Positives
 from dexter.data.tokens import Tokens
-from dexter.encoders.embed import embed
+from dexter.encoders import embed
 from dexter.encoders.pretrained import locate_minilm
 from dexter.encoders.transformer import TransformerEncoder
 from dexter.losses import softmax

@@ -51,8 +51,7 @@ def real_vectors(cache: Path | None, num_queries: int) -> tuple[np.ndarray, np.n
         with np.load(cache) as stored:
             return stored["labels"], stored["queries"][:num_queries]
     from dexter.config import EncoderConfig
-    from dexter.encoders import build_encoder
-    from dexter.encoders.embed import embed
+    from dexter.encoders import build_encoder, embed
     from shared_data import load
 
     sets = [load(name) for name in SETS]

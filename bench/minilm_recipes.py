@@ -20,8 +20,7 @@ from typing import Any
 import trials
 from dexter.config import load_config, parse_overrides, recipe_names
 from dexter.data import Dataset
-from dexter.encoders import build_encoder
-from dexter.encoders.embed import embed
+from dexter.encoders import build_encoder, embed
 from dexter.encoders.static import StaticEncoder
 from dexter.evaluation.report import score_report, test_split
 from dexter.evaluation.runs import DEFAULT_KS

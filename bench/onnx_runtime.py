@@ -25,9 +25,8 @@ from torch import Tensor
 
 import shared_data
 from dexter.data.tokens import Tokens
-from dexter.encoders.embed import embed
-from dexter.encoders.onnx_graph import export_graph, quantize_graph
-from dexter.encoders.onnx_runtime import OnnxEncoder
+from dexter.encoders import embed
+from dexter.encoders.onnx import OnnxEncoder, export_graph, quantize_graph
 from dexter.encoders.transformer import TransformerEncoder
 from dexter.index.exact import search
 from dexter.metrics import score

@@ -81,7 +81,7 @@ def mixed_texts(run: Path, count: int) -> list[str]:
 
 def make_minilm(run: Path, folder: Path) -> Path:
     """A model of the same labels whose encoder is MiniLM as published: as fast as a trained one."""
-    from dexter.encoders.embed import embed
+    from dexter.encoders import embed
     from dexter.encoders.heads import DualHead
     from dexter.encoders.pretrained import locate_minilm
     from dexter.encoders.transformer import TransformerEncoder

@@ -17,6 +17,9 @@ class TopK(NamedTuple):
     """float32, queries x k; minus infinity where there is no label."""
 
 
+Side = Literal["query", "label"]
+"""Which kind of text: limits on length, prefixes and positions differ."""
+
 HeadName = Literal["encoder", "classifier", "unified"]
 HEAD_NAMES: tuple[HeadName, ...] = ("encoder", "classifier", "unified")
 """Which vectors predict: those of the dual encoder, those of the classifier, or both end to end."""

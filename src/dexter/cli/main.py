@@ -461,7 +461,7 @@ def export(
     """
     from dataclasses import asdict
 
-    from dexter.evaluation.exporting import export_run
+    from dexter.evaluation.export import export_run
 
     report = export_run(run, int8=int8, data=None if data is None else load(data))
     echo_json(asdict(report)) if as_json else typer.echo(report.render())

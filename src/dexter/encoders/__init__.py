@@ -1,4 +1,9 @@
-"""Text to vector: the static encoder, the transformer encoder, and the heads that follow either."""
+"""Text to vector: the static encoder, the transformer encoder, and the heads that follow either.
+
+Both encoders are `torch.nn.Module`s with the same methods: `tokenize(texts, side=)` returns ragged token ids,
+`encoder(ids, offsets)` embeds them, `micro_batches(lengths)` groups texts that are cheap to embed together, and
+`save(folder)` writes what `load_encoder(folder)` reads. `dimension` is the size of a vector.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dexter.config import EncoderConfig
 from dexter.errors import ModelError
 
 if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from dexter.data.tokens import Tokens
     from dexter.encoders.static import StaticEncoder
     from dexter.encoders.transformer import TransformerEncoder
 
@@ -19,7 +31,7 @@ if TYPE_CHECKING:
 def build_encoder(
     config: EncoderConfig, query_texts: Sequence[str], label_texts: Sequence[str], *, device: str = "cpu", seed: int = 0
 ) -> TextEncoder:
-    """A new encoder as the configuration says; the static one takes its vocabulary from the texts."""
+    """Build a new encoder from its configuration; the static encoder takes its vocabulary from the texts."""
     if config.kind == "transformer":
         from dexter.encoders.transformer import TransformerEncoder
 
@@ -62,7 +74,7 @@ def build_encoder(
 
 
 def load_encoder(folder: Path, *, device: str = "cpu") -> TextEncoder:
-    """Read an encoder that was saved by one of ours."""
+    """Read an encoder that was written by its `save` method."""
     from dexter.encoders.folder import ENCODER_FILE, read_object
 
     kind = read_object(folder / ENCODER_FILE).get("kind")
@@ -75,3 +87,34 @@ def load_encoder(folder: Path, *, device: str = "cpu") -> TextEncoder:
 
         return TransformerEncoder.load(folder, device=device)
     raise ModelError(f"{folder / ENCODER_FILE}: unknown kind of encoder {kind!r}: expected static or transformer")
+
+
+def embed(
+    encoder: TextEncoder, tokens: Tokens, *, device: torch.device | str = "cpu", progress: bool = False
+) -> Tensor:
+    """Embed every text without dropout and without a graph: [len(tokens), dimension], in the order of the tokens.
+
+    Vectors are float32, or float64 if the encoder's weights are. They are computed where the weights are and returned
+    on `device`. The encoder's training mode is restored afterwards.
+    """
+    import torch
+    from tqdm import tqdm
+
+    def as_tensor(values: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(weight.device)
+
+    weight = next(encoder.parameters())
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    output_ND = torch.empty(len(tokens), encoder.dimension, device=device, dtype=dtype)
+    was_training = encoder.training
+    encoder.train(False)
+    try:
+        with torch.inference_mode(), tqdm(total=len(tokens), unit="text", disable=not progress) as bar:
+            for rows in encoder.micro_batches(tokens.lengths):
+                ids, offsets = tokens.select(rows)
+                vectors = encoder(as_tensor(ids), as_tensor(offsets))
+                output_ND[torch.from_numpy(rows).to(output_ND.device)] = vectors.to(output_ND.device)
+                bar.update(len(rows))
+    finally:
+        encoder.train(was_training)
+    return output_ND

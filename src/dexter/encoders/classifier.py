@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 _TINY = 1e-12
-"""What lengths are at least when they divide."""
+"""Smallest length that a vector is divided by."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class ClassifierTable(nn.Module):
-    """One row per label; zero until `initialise` or training says otherwise.
+    """One row per label; zero until `initialise` or training sets it.
 
     Args:
-        num_labels: rows.
-        dimension: width of a row, that of the classifier head.
-        storage: "float32", or "bfloat16" for half the memory; then train with an optimiser that rounds stochastically.
-        dropout: share of a looked-up row's elements that are dropped in training mode, the others scaled up.
+        num_labels: number of rows.
+        dimension: size of a row, that of the classifier head.
+        storage: "float32", or "bfloat16" for half the memory, which needs an optimiser with stochastic rounding.
+        dropout: probability that an element of a looked-up row is dropped in training mode.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ClassifierTable(nn.Module):
 
     @torch.no_grad()
     def initialise(self, vectors_LC: Tensor) -> None:
-        """Set every row, rounded to nearest where the storage is narrower."""
+        """Set every row; values are rounded to nearest if the storage is narrower."""
         if vectors_LC.shape != self.weight.shape:
             raise UsageError(
                 f"classifier rows of shape {tuple(vectors_LC.shape)} do not fit a table of {tuple(self.weight.shape)}: "
@@ -65,39 +65,39 @@ class ClassifierTable(nn.Module):
         self.weight.copy_(vectors_LC)
 
     def appended(self, num_new: int) -> ClassifierTable:
-        """A table with more rows, of zeros, at the end, for labels that were never trained."""
+        """Return a table with rows of zeros appended, for labels without training."""
         weight = self.weight.detach()
         return self.with_rows(torch.cat([weight, weight.new_zeros(num_new, weight.shape[1])]))
 
     def selected(self, labels_M: Tensor) -> ClassifierTable:
-        """A table with the rows of some labels, in the order given."""
+        """Return a table with the rows of some labels, in the given order."""
         return self.with_rows(self.weight.detach()[labels_M])
 
     def rows(self, labels_M: Tensor | None = None) -> Tensor:
-        """Rows of some labels (all, in order, if left out) as float32: [M, C], differentiable in `weight`.
+        """Return rows of some labels (default: all, in order) as float32: [M, C], differentiable in `weight`.
 
-        A label may be named several times, and lookups may be repeated within a step: gradients add up.
+        A label may occur several times, and lookups may be repeated within a step: gradients add up.
         """
-        # Set here rather than once, because a copy of a module forgets it.
+        # Set here and not in the constructor, because a copied module loses it.
         self.weight.grad_dtype = _working_type(self.weight)
         rows_MC: Tensor = _Lookup.apply(self.weight, labels_M)  # type: ignore[no-untyped-call]
         return functional.dropout(rows_MC, self.dropout, self.training)
 
     def with_rows(self, weight_LC: Tensor) -> ClassifierTable:
-        """A table of the same kind with other rows."""
+        """Return a table with the same settings and other rows."""
         table = ClassifierTable(0, weight_LC.shape[1], storage=self.storage, dropout=self.dropout)
         table.weight = nn.Parameter(weight_LC)
         return table.train(self.training)
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table as float32, with a gradient that is sparse over rows and float32 as well."""
+    """Look up rows of a table as float32; the gradient is float32 and sparse over rows."""
 
     @staticmethod
     def forward(ctx: Any, table_LC: Tensor, labels_M: Tensor | None) -> Tensor:
         ctx.save_for_backward(labels_M)
         ctx.shape = table_LC.shape
-        # All rows of a float32 table are the table itself: no copy.
+        # All rows of a float32 table are the table itself, without a copy.
         chosen_MC = table_LC if labels_M is None else table_LC.index_select(0, labels_M)
         return chosen_MC.to(_working_type(table_LC))
 
@@ -112,22 +112,22 @@ class _Lookup(torch.autograd.Function):
 
 
 def _working_type(table_LC: Tensor) -> torch.dtype:
-    """What rows are computed with: float32, also for narrower storage."""
+    """Return the type that rows are looked up in: float32, also for narrower storage."""
     return torch.float64 if table_LC.dtype == torch.float64 else torch.float32
 
 
 def centroids(query_vectors_ND: Tensor, relevance: csr_matrix) -> Tensor:
-    """The mean vector of each label's training queries, weighted by relevance: [L, D]; zeros for a label without any.
+    """Average the vectors of each label's training queries, weighted by relevance: [L, D]; zeros for unseen labels.
 
     Args:
         query_vectors_ND: one vector per training query.
-        relevance: queries x labels; stored values are weights.
+        relevance: queries x labels; values are weights.
     """
     if relevance.shape[0] != len(query_vectors_ND):
         raise UsageError(
             f"centroids need one vector per query: got {len(query_vectors_ND)} vectors for {relevance.shape[0]} queries"
         )
-    # Transposing a CSR matrix is free, and the product walks the queries once, in order.
+    # Transposing a CSR matrix is free, and the product reads the queries once, in order.
     pairs = relevance.astype(np.float32).T
     sums_LD = pairs @ query_vectors_ND.detach().float().cpu().numpy()
     totals_L1 = np.asarray(pairs.sum(axis=1), dtype=np.float32).reshape(-1, 1)
@@ -136,12 +136,12 @@ def centroids(query_vectors_ND: Tensor, relevance: csr_matrix) -> Tensor:
 
 
 def starting_rows(label_vectors_LC: Tensor, query_vectors_NC: Tensor, relevance: csr_matrix) -> Tensor:
-    """Where classifier rows start: the direction of the label's text plus that of its training queries' centroid.
+    """Return initial classifier rows: the direction of the label's text plus that of its queries' centroid.
 
-    Both sides are what the classifier head makes of the encoder's representations, since rows are scored against its
-    queries. A label without training queries starts at its text alone. Where queries are longer than one, as those of
-    transformers are, rows are shorter by as much: scores then start as large as cosines, for which temperatures are
-    chosen. At several times that size a softmax is saturated from the first step.
+    Both arguments are outputs of the classifier head, since rows are scored against its queries. The row of a label
+    without training queries is the direction of its text. If the mean length of queries exceeds one, as with
+    transformers, rows are divided by it: scores then start in the range of cosines, for which temperatures are chosen.
+    At several times that size a softmax is saturated from the first step.
     """
     rows_LC = functional.normalize(label_vectors_LC, dim=1)
     typical_length = torch.linalg.vector_norm(query_vectors_NC.float(), dim=1).mean() if len(query_vectors_NC) else 1.0

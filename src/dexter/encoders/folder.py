@@ -1,4 +1,4 @@
-"""The sentence-transformers folder, written and read without that package.
+"""The sentence-transformers folder, read and written without that package.
 
     modules.json                        the stages in order: Transformer, Pooling, Dense ..., Normalize
     1_Pooling/config.json               mean or first token
@@ -6,9 +6,9 @@
     config_sentence_transformers.json   the prefixes, as prompts "query" and "document"
     sentence_bert_config.json           the longest text, in tokens
     config.json, model.safetensors, tokenizer.json ...   the Hugging Face model, written by the encoder
-    dexter_encoder.json                 what the layout has no place for: the length of each side, dropout
+    dexter_encoder.json                 what the format cannot express: the length of each side, dropout
 
-A folder without modules.json is a plain Hugging Face model, and leaves every choice open.
+A folder without modules.json is a plain Hugging Face model, which leaves all settings open.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """What a folder says about the way from token states to a vector; None where it leaves the choice open."""
+class TransformerSettings:
+    """How a transformer's token states become a vector, and limits on texts; None where a folder does not say."""
 
     pooling: Pooling | None = None
     projection: nn.Sequential = field(default_factory=nn.Sequential)
-    """Pairs of a linear layer and its activation; empty without projection."""
+    """Linear layers, each followed by its activation; empty without projection."""
     normalize: bool | None = None
     query_prefix: str = ""
     label_prefix: str = ""
     max_length: int | None = None
-    """The longest text that the layout allows, whichever its side."""
+    """Longest text in tokens that a folder allows, for queries and labels."""
     max_length_query: int | None = None
     max_length_label: int | None = None
     dropout: float | None = None
 
 
-def read_layout(folder: Path) -> Layout:
-    """Read the stages and settings of a folder; raise `ModelError` on a stage that cannot be reproduced here."""
+def read_settings(folder: Path) -> TransformerSettings:
+    """Read the settings of a folder; raise `ModelError` for a stage that is not supported."""
     if not (folder / "modules.json").is_file():
-        return Layout()
+        return TransformerSettings()
     pooling: Pooling | None = None
     normalize = False
     layers: list[nn.Module] = []
@@ -81,32 +81,34 @@ def read_layout(folder: Path) -> Layout:
             )
     if pooling is None:
         raise ModelError(f"{folder / 'modules.json'}: no Pooling stage: this is not an encoder of whole texts")
-    return Layout(pooling=pooling, projection=nn.Sequential(*layers), normalize=normalize, **_read_settings(folder))
+    return TransformerSettings(
+        pooling=pooling, projection=nn.Sequential(*layers), normalize=normalize, **_read_limits(folder)
+    )
 
 
-def write_layout(folder: Path, layout: Layout, *, hidden_size: int) -> None:
-    """Write everything of the layout but the Hugging Face files; every field of the layout must be decided."""
-    assert layout.pooling is not None
-    assert layout.max_length_query is not None
-    assert layout.max_length_label is not None
+def write_settings(folder: Path, settings: TransformerSettings, *, hidden_size: int) -> None:
+    """Write all files but those of the Hugging Face model; no setting may be open."""
+    assert settings.pooling is not None
+    assert settings.max_length_query is not None
+    assert settings.max_length_label is not None
     stages = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    for first in range(0, len(layout.projection), 2):
+    for first in range(0, len(settings.projection), 2):
         stages.append((f"{len(stages)}_Dense", "Dense"))
-        _write_dense(folder / stages[-1][0], layout.projection[first], layout.projection[first + 1])
-    if layout.normalize:
+        _write_dense(folder / stages[-1][0], settings.projection[first], settings.projection[first + 1])
+    if settings.normalize:
         stages.append((f"{len(stages)}_Normalize", "Normalize"))
     _write_modules(folder, stages)
-    write_json(folder / "1_Pooling" / "config.json", _pooling_config(layout.pooling, hidden_size))
-    _write_prompts(folder, query=layout.query_prefix, label=layout.label_prefix, normalize=bool(layout.normalize))
-    longest = max(layout.max_length_query, layout.max_length_label)
+    write_json(folder / "1_Pooling" / "config.json", _pooling_config(settings.pooling, hidden_size))
+    _write_prompts(folder, query=settings.query_prefix, label=settings.label_prefix, normalize=bool(settings.normalize))
+    longest = max(settings.max_length_query, settings.max_length_label)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False})
     write_json(
         folder / ENCODER_FILE,
         {
             "kind": "transformer",
-            "max_length_query": layout.max_length_query,
-            "max_length_label": layout.max_length_label,
-            "dropout": layout.dropout,
+            "max_length_query": settings.max_length_query,
+            "max_length_label": settings.max_length_label,
+            "dropout": settings.dropout,
         },
     )
 
@@ -116,8 +118,9 @@ def write_static_folder(
 ) -> None:
     """Write a token table as a sentence-transformers `StaticEmbedding`, which averages the rows of a text's tokens.
 
-    It tokenises without special tokens and without truncation unless the tokenizer itself truncates. A *weighted* mean
-    is written by multiplying each row by its token's weight: only the divisor then differs, and `normalize` removes it.
+    `StaticEmbedding` tokenises without special tokens, and without truncation unless the tokenizer itself truncates. A
+    *weighted* mean is written by multiplying each row by its token's weight: then only the divisor differs, which
+    `normalize` removes.
     """
     rows = torch.as_tensor(table, dtype=torch.float32).detach().cpu().contiguous()
     if rows.ndim != 2 or rows.shape[0] < tokenizer.get_vocab_size():
@@ -135,7 +138,7 @@ def write_static_folder(
 
 
 def read_json(path: Path) -> Any:
-    """The content of a small JSON file of a model; raise `ModelError` when it is missing, huge or malformed."""
+    """Read a small JSON file of a model; raise `ModelError` if it is missing, huge or malformed."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ModelError(f"{path}: {path.stat().st_size:,} bytes: expected a model setting of at most 10 MB")
@@ -147,7 +150,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The same for a file that must hold one JSON object."""
+    """Read a small JSON file that must contain one object; raise `ModelError` otherwise."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}")
@@ -155,7 +158,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _stages(folder: Path) -> list[tuple[str, Path]]:
-    """The (class name, folder) of every stage; a stage of foreign code or outside the folder is refused."""
+    """Return (class name, folder) of every stage; refuse custom code and stages outside the folder."""
     path = folder / "modules.json"
     stages = []
     listed = read_json(path)
@@ -164,10 +167,10 @@ def _stages(folder: Path) -> list[tuple[str, Path]]:
             raise ModelError(f"{path}: expected a list of objects with type and path")
         if not entry["type"].startswith("sentence_transformers."):
             raise ModelError(f"{path}: stage {entry['type']!r} is custom code, which is never run")
-        place = (folder / entry["path"]).resolve()
-        if not place.is_relative_to(folder.resolve()):
+        stage = (folder / entry["path"]).resolve()
+        if not stage.is_relative_to(folder.resolve()):
             raise ModelError(f"{path}: stage path {entry['path']!r} points outside the folder")
-        stages.append((entry["type"].rpartition(".")[2], place))
+        stages.append((entry["type"].rpartition(".")[2], stage))
     return stages
 
 
@@ -187,7 +190,7 @@ def _read_pooling(folder: Path) -> Pooling:
 
 
 def _read_dense(folder: Path) -> tuple[nn.Linear, nn.Module]:
-    """A linear layer and its activation, every size checked before memory is taken."""
+    """Read a linear layer and its activation; sizes are checked before memory is allocated."""
     config = read_object(folder / "config.json")
     activation = _ACTIVATIONS.get(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     if activation is None or config.get("use_residual") or config.get("module_input_name", _SENTENCE) != _SENTENCE:
@@ -208,7 +211,7 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, nn.Module]:
             state = {name.removeprefix("linear."): stored.get_tensor(name).float() for name in shapes}
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{weights}: missing or damaged ({error}): restore the folder from its source") from None
-    # No memory and no random numbers for initial values that are replaced at once.
+    # On the meta device no memory and no random numbers are spent on values that are replaced at once.
     linear = nn.Linear(sizes[0], sizes[1], bias=bias, device="meta")
     linear.load_state_dict(state, assign=True)
     return linear, activation()
@@ -228,8 +231,8 @@ def _write_dense(folder: Path, linear: nn.Module, activation: nn.Module) -> None
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _read_settings(folder: Path) -> dict[str, Any]:
-    """The prefixes and lengths of a folder; our own file, where present, knows more than the layout."""
+def _read_limits(folder: Path) -> dict[str, Any]:
+    """Read prefixes, lengths and dropout; those in our own file, if present, take precedence."""
     prompts = _optional_object(folder / "config_sentence_transformers.json").get("prompts") or {}
     document = prompts.get("document") or prompts.get("passage")
     own = _optional_object(folder / ENCODER_FILE)
@@ -253,7 +256,7 @@ def _optional_object(path: Path) -> dict[str, Any]:
 
 
 def _pooling_config(pooling: Pooling, hidden_size: int) -> dict[str, Any]:
-    """In the older spelling, which every version of sentence-transformers reads."""
+    """Describe the pooling with the older keys, which every version of sentence-transformers reads."""
     return {
         "word_embedding_dimension": hidden_size,
         "pooling_mode_cls_token": pooling == "cls",

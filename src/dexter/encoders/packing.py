@@ -1,9 +1,8 @@
-"""Ragged batches of token ids as a transformer takes them: packed without any padding, or padded with a mask.
+"""Ragged batches of token ids as input of a transformer: packed without any padding, or padded with a mask.
 
-*Packed* means that all texts of a batch lie end to end in one row. The linear layers, which are nearly all of the
-work, then see real tokens only; attention, the one operation that must not cross from text to text, runs once per
-group of equally long texts. The model's own code does everything else: `packed_attention` is plugged in through
-transformers' attention registry. Knows nothing of pooling choices beyond mean and first token, files or devices.
+*Packed* means that all texts of a batch lie end to end in one row. The linear layers, nearly all of the work, then
+process real tokens only; attention, the one operation that must not mix texts, runs once per group of equally long
+texts. The model's own code does everything else: `packed_attention` is registered with transformers.
 
 Shapes: N texts, T tokens in all, L the longest text, A attention heads, D hidden size, S size of one head.
 """
@@ -27,20 +26,20 @@ _COUNTED_AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """Texts end to end, the longest first, with what is needed to attend, to pool and to restore their order."""
+    """Texts end to end, longest first, with what attention, pooling and restoring their order need."""
 
     ids: Tensor
     """[T]"""
     positions: Tensor
-    """[T], the place of each token in its text, from zero."""
+    """[T], position of each token in its text, from zero."""
     groups: list[tuple[int, int]]
     """(number of texts, their common length), in the order of the tokens."""
-    rank: Tensor
-    """[N], where each text of the caller went."""
+    order: Tensor
+    """[N], position of each text of the caller among the sorted texts."""
 
 
 def first_position(config: Any) -> int | None:
-    """The position id of a text's first token in this architecture; None when it cannot be packed."""
+    """Return the position id of a text's first token in an architecture; None if it cannot be packed."""
     if getattr(config, "is_decoder", False) or getattr(config, "position_embedding_type", "absolute") != "absolute":
         return None
     if config.model_type in _COUNTED_FROM_ZERO:
@@ -51,14 +50,14 @@ def first_position(config: Any) -> int | None:
 
 
 def register_packed_attention() -> None:
-    """Make `packed_attention` known to transformers under `PACKED_ATTENTION`; repeating it changes nothing."""
+    """Register `packed_attention` with transformers as `PACKED_ATTENTION`; may be called repeatedly."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
 def pack(ids_T: Tensor, offsets: Tensor) -> Packed:
-    """Put texts in order of falling length, so that equally long ones are neighbours."""
+    """Sort texts by falling length, so that equally long ones are neighbours."""
     lengths_N = offsets.diff()
     order_N = torch.argsort(lengths_N, descending=True, stable=True)
     sorted_lengths_N = lengths_N[order_N]
@@ -70,7 +69,7 @@ def pack(ids_T: Tensor, offsets: Tensor) -> Packed:
         ids=ids_T[source_T],
         positions=positions_T,
         groups=list(zip(counts.tolist(), lengths.tolist(), strict=True)),
-        rank=torch.argsort(order_N),
+        order=torch.argsort(order_N),
     )
 
 
@@ -88,8 +87,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend within each text of a packed row; the signature is that of transformers' attention functions.
 
-    Takes [1, A, T, S] and returns [1, T, A, S]. Split rather than sliced: the backward of a split is one
-    concatenation, where every slice would fill a whole tensor with zeros.
+    Takes [1, A, T, S] and returns [1, T, A, S]. Tensors are split rather than sliced: the backward of a split is one
+    concatenation, that of every slice fills a whole tensor with zeros.
     """
     sizes = [count * length for count, length in packed_groups]
     parts = [torch.split_with_sizes(tensor[0].transpose(0, 1), sizes) for tensor in (query, key, value)]
@@ -104,15 +103,15 @@ def packed_attention(
 
 
 def pool_packed(states_TD: Tensor, packed: Packed, pooling: Pooling) -> Tensor:
-    """One vector per text, [N, D], in the caller's order."""
+    """Pool token states to one vector per text, [N, D], in the caller's order."""
     parts = torch.split_with_sizes(states_TD, [count * length for count, length in packed.groups])
     texts = [part.view(*group, -1) for part, group in zip(parts, packed.groups, strict=True)]
     pooled = [text.mean(dim=1) if pooling == "mean" else text[:, 0] for text in texts]
-    return torch.cat(pooled)[packed.rank]
+    return torch.cat(pooled)[packed.order]
 
 
 def pad(ids_T: Tensor, offsets: Tensor, padding_id: int) -> tuple[Tensor, Tensor]:
-    """The texts as rows of equal length, [N, L], and the mask of their real tokens."""
+    """Return the texts as rows of equal length, [N, L], and the mask of their real tokens."""
     lengths_N = offsets.diff()
     mask_NL = torch.arange(int(lengths_N.max()), device=ids_T.device) < lengths_N[:, None]
     ids_NL = torch.full(mask_NL.shape, padding_id, dtype=ids_T.dtype, device=ids_T.device)
@@ -121,7 +120,7 @@ def pad(ids_T: Tensor, offsets: Tensor, padding_id: int) -> tuple[Tensor, Tensor
 
 
 def pool_padded(states_NLD: Tensor, mask_NL: Tensor, pooling: Pooling) -> Tensor:
-    """One vector per text, [N, D], from padded rows."""
+    """Pool the token states of padded rows to one vector per text, [N, D]."""
     if pooling == "cls":
         return states_NLD[:, 0]
     weight_NL1 = mask_NL[:, :, None].to(states_NLD.dtype)

@@ -1,21 +1,26 @@
-"""The static encoder: a table of token vectors, a learned weighted mean, optionally a small layer; the CPU default.
+"""The static encoder, the default on a CPU: a learned weighted mean of token vectors, optionally a small layer.
 
     embedding = normalize( sum over tokens t of exp(token_weight[t] + position_weight[bucket]) * table[t] )
 
 Token weights start at the logarithm of the inverse document frequency. Position weights start at zero and learn how
 much the beginning of a query counts: a title, a name, a first sentence. Hashed n-grams are more rows of the same table.
-A feature is a pair (row of the table, position bucket), packed into one integer, so that texts stay plain ragged ids.
+A feature is a pair (row of the table, position bucket), packed into one integer, so that a text is a list of ids.
 
-Shapes: N texts, T features of all texts end to end, U distinct rows among them, D dimensions.
+The vocabulary is one WordPiece tokenizer with pretrained pieces and the whole words of the data. It takes the longest
+match, so that a word of the data is one token with a vector of its own, initialised with the mean of its pieces'
+vectors; any other word is split into pieces.
+
+Shapes: N texts, T features of all texts end to end, U distinct rows among them, R rows of the table, V tokens, W words,
+D dimensions.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,52 +32,59 @@ from torch.nn import functional
 
 from dexter.data.tokens import LimitedTokenizer, Tokens
 from dexter.encoders.folder import ENCODER_FILE, read_object, write_static_folder
-from dexter.encoders.vocabulary import UNKNOWN, build_vocabulary
+from dexter.encoders.pretrained import locate
 from dexter.errors import ModelError
 from dexter.files import write_json
+from dexter.types import Side
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+UNKNOWN = "[UNK]"
 NUM_POSITIONS = 16
-"""Buckets of positions, two per doubling; the last one is for label texts, whose tokens count alike."""
+"""Position buckets, two per doubling; the last one is for label texts, whose tokens have equal weight."""
 _LABEL_BUCKET = NUM_POSITIONS - 1
 _TOKENS_PER_BATCH = 1_000_000
 _CHARACTERS_PER_TOKEN = 24
 _WEIGHTS_FILE = "static.safetensors"
 _TOKENIZER_FILE = "static_tokenizer.json"
+_COUNTED_WORDS = 1_000_000
+_MAX_WORD_CHARACTERS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticSettings:
-    """What a saved static encoder must remember beside its weights."""
+    """Settings that a saved static encoder needs beside its weights."""
 
     normalize: bool = True
     max_length_query: int = 192
     max_length_label: int = 32
     ngrams: int = 1
     ngram_buckets: int = 0
-    """Rows of the table that hashed n-grams share."""
+    """Number of rows of the table that hashed n-grams share."""
     positions: bool = True
     hidden: int = 0
     dropout: float = 0.0
 
 
 class StaticEncoder(nn.Module):
-    """A weighted mean of token vectors. See the module's text for the formula."""
+    """A weighted mean of token vectors; the formula is in the module's docstring."""
 
     def __init__(
-        self, tokenizer: object, table_RD: Tensor, settings: StaticSettings, *, known_labels: Tensor | None = None
+        self, tokenizer: Tokenizer, table_RD: Tensor, settings: StaticSettings, *, known_labels: Tensor | None = None
     ) -> None:
         super().__init__()
         self.known_labels: Tensor
         self.register_buffer(
             "known_labels", torch.empty(0, dtype=torch.int64) if known_labels is None else known_labels
         )
-        """Hashes of the label texts that have a row of their own, ascending; their rows are the last of the table."""
+        """Hashes of the label texts that have a row of their own, ascending; these rows are the last of the table."""
         self.tokenizer = tokenizer
-        self._limited_tokenizers: dict[str, LimitedTokenizer] = {}
+        self._limited_tokenizers: dict[Side, LimitedTokenizer] = {}
         self.settings = settings
         self.num_rows, self.dimension = table_RD.shape
         self.sparse = False
-        """Whether the table's gradient is row-sparse; the trainer decides what is faster."""
+        """Whether the table's gradient is row-sparse; set by the trainer."""
         self.tokens_per_batch = _TOKENS_PER_BATCH
         self.table = nn.Parameter(table_RD.clone())
         self.token_weights = nn.Parameter(torch.zeros(self.num_rows))
@@ -97,7 +109,7 @@ class StaticEncoder(nn.Module):
         min_count: int = 2,
         seed: int = 0,
     ) -> StaticEncoder:
-        """An encoder with the vocabulary of the data and pretrained vectors; `weigh_tokens` completes it."""
+        """Build an encoder with the vocabulary of the data and pretrained vectors; call `weigh_tokens` next."""
         vocabulary = build_vocabulary(
             query_texts,
             label_texts,
@@ -116,36 +128,36 @@ class StaticEncoder(nn.Module):
         self,
         texts: Sequence[str],
         *,
-        side: Literal["query", "label"],
+        side: Side,
         progress: bool = False,
     ) -> Tokens:
-        """Texts as ragged features; queries carry positions, labels a constant one."""
+        """Turn texts into ragged features; those of labels all have the same position bucket."""
         tokens = self._limited_tokenizer(side).tokenize(texts, progress=progress)
         rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
         ids = tokens.ids.astype(np.int64)
         positions = np.arange(len(ids)) - tokens.offsets[rows]
         features = ids + self._buckets(positions, side) * self.num_rows
-        features, rows = self._with_ngrams(ids, rows, positions, features, side)
+        features, rows = self._add_ngrams(ids, rows, positions, features, side)
         if side == "label" and len(self.known_labels):
-            features, rows = self._with_label_rows(features, rows, texts)
-        keep = features % self.num_rows != self.tokenizer.token_to_id(UNKNOWN)  # type: ignore[attr-defined]
+            features, rows = self._add_label_rows(features, rows, texts)
+        keep = features % self.num_rows != self.tokenizer.token_to_id(UNKNOWN)
         features, rows = features[keep], rows[keep]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(tokens)))]).astype(np.int64)
         return Tokens(ids=features, offsets=offsets)
 
-    def _limited_tokenizer(self, side: Literal["query", "label"]) -> LimitedTokenizer:
-        """The tokenizer with the limits of a side, made when it is first needed."""
+    def _limited_tokenizer(self, side: Side) -> LimitedTokenizer:
+        """Return the tokenizer with the limits of a side, created on first use."""
         if side not in self._limited_tokenizers:
             length = self.settings.max_length_query if side == "query" else self.settings.max_length_label
             self._limited_tokenizers[side] = LimitedTokenizer(
-                self.tokenizer,  # type: ignore[arg-type]
+                self.tokenizer,
                 max_length=length,
                 max_characters=length * _CHARACTERS_PER_TOKEN,
             )
         return self._limited_tokenizers[side]
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
-        """Embed ragged features: [N, D]. A text without any known token becomes the zero vector."""
+        """Embed ragged features: [N, D]. A text without any known token gives the zero vector."""
         rows_T, buckets_T = ids % self.num_rows, ids // self.num_rows
         log_weights_T = self.token_weights[rows_T]
         if self.settings.positions:
@@ -154,7 +166,7 @@ class StaticEncoder(nn.Module):
         if self.training and self.settings.dropout:
             kept_T = torch.rand_like(weights_T) >= self.settings.dropout
             weights_T = weights_T * (kept_T | (buckets_T == _LABEL_BUCKET))
-        sums_ND = self._bags(rows_T, offsets, weights_T)
+        sums_ND = self._sum_bags(rows_T, offsets, weights_T)
         if not (self.settings.normalize or self.settings.hidden):
             totals_N = self._bag_totals(weights_T, offsets)
             return sums_ND / totals_N.clamp_min(1e-12)[:, None]
@@ -165,7 +177,7 @@ class StaticEncoder(nn.Module):
         return vectors_ND
 
     def weigh_tokens(self, tokens: Tokens) -> None:
-        """Set each token's weight to the logarithm of its inverse document frequency among the queries."""
+        """Set each token's weight to the logarithm of its inverse document frequency in the queries."""
         rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
         pairs = np.unique(rows * self.num_rows + tokens.ids % self.num_rows)
         counts = np.bincount(pairs % self.num_rows, minlength=self.num_rows)
@@ -174,23 +186,23 @@ class StaticEncoder(nn.Module):
             self.token_weights.copy_(torch.from_numpy(np.log(frequencies)))
 
     def micro_batches(self, lengths: NDArray[np.integer]) -> list[NDArray[np.int64]]:
-        """Cut texts into runs of at most `tokens_per_batch` features; there is no padding to avoid."""
+        """Split texts, in order, into batches of about `tokens_per_batch` features; there is no padding to avoid."""
         ends = np.cumsum(lengths, dtype=np.int64)
         groups = (np.maximum(ends - 1, 0)) // self.tokens_per_batch
         return np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(groups)) + 1) if len(lengths) else []
 
     def save(self, folder: Path) -> None:
-        """Write the encoder: our files, and a sentence-transformers folder where that can hold it exactly."""
+        """Write the encoder, and a sentence-transformers folder beside it if that format can express it exactly."""
         folder.mkdir(parents=True, exist_ok=True)
         tokenizer = self.tokenizer
         state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         save_file(state, folder / _WEIGHTS_FILE)
-        tokenizer.save(str(folder / _TOKENIZER_FILE))  # type: ignore[attr-defined]
+        tokenizer.save(str(folder / _TOKENIZER_FILE))
         write_json(folder / ENCODER_FILE, {"kind": "static", **asdict(self.settings)})
         if self._is_plain():
             folded_RD = state["table"] * state["token_weights"].exp()[:, None]
-            folded_RD[tokenizer.token_to_id(UNKNOWN)] = 0  # type: ignore[attr-defined]
-            write_static_folder(folder, table=folded_RD, tokenizer=tokenizer, normalize=True)  # type: ignore[arg-type]
+            folded_RD[tokenizer.token_to_id(UNKNOWN)] = 0
+            write_static_folder(folder, table=folded_RD, tokenizer=tokenizer, normalize=True)
 
     @classmethod
     def load(cls, folder: Path) -> StaticEncoder:
@@ -210,11 +222,12 @@ class StaticEncoder(nn.Module):
         return encoder
 
     def _is_plain(self) -> bool:
-        """Whether a mean of fixed token vectors says it all: no positions, n-grams, label rows or layer."""
-        s = self.settings
-        return s.normalize and not (s.positions or s.ngram_buckets or len(self.known_labels) or s.hidden)
+        """Whether the encoder is a mean of fixed token vectors: no positions, n-grams, label rows or layer."""
+        settings = self.settings
+        extras = settings.positions or settings.ngram_buckets or len(self.known_labels) or settings.hidden
+        return settings.normalize and not extras
 
-    def _bags(self, rows_T: Tensor, offsets: Tensor, weights_T: Tensor) -> Tensor:
+    def _sum_bags(self, rows_T: Tensor, offsets: Tensor, weights_T: Tensor) -> Tensor:
         if not self.sparse:
             return functional.embedding_bag(
                 rows_T, self.table, offsets, mode="sum", per_sample_weights=weights_T, include_last_offset=True
@@ -229,22 +242,22 @@ class StaticEncoder(nn.Module):
     def _bag_totals(weights_T: Tensor, offsets: Tensor) -> Tensor:
         return torch.segment_reduce(weights_T, "sum", lengths=offsets.diff(), unsafe=True)
 
-    def _buckets(self, positions: NDArray[np.int64], side: str) -> NDArray[np.int64]:
+    def _buckets(self, positions: NDArray[np.int64], side: Side) -> NDArray[np.int64]:
         if side == "label":
             return np.full(len(positions), _LABEL_BUCKET, dtype=np.int64)
         buckets: NDArray[np.int64] = np.floor(2 * np.log2(positions + 1)).astype(np.int64)
         return buckets.clip(max=_LABEL_BUCKET - 1)
 
-    def _with_ngrams(
+    def _add_ngrams(
         self,
         ids: NDArray[np.int64],
         rows: NDArray[np.int64],
         positions: NDArray[np.int64],
         features: NDArray[np.int64],
-        side: str,
+        side: Side,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Add the hashed runs of neighbouring tokens, each with the position of its first token."""
-        parts, places = [features], [rows]
+        """Add hashed n-grams, each with the position of its first token."""
+        parts, owners = [features], [rows]
         first_row = self.num_rows - self.settings.ngram_buckets - len(self.known_labels)
         hashed = ids.astype(np.uint64)
         for length in range(2, self.settings.ngrams + 1):
@@ -252,13 +265,13 @@ class StaticEncoder(nn.Module):
             inside = np.flatnonzero(rows[: len(hashed)] == rows[length - 1 :])
             bucket = (hashed[inside] >> np.uint64(20)) % np.uint64(self.settings.ngram_buckets)
             parts.append(first_row + bucket.astype(np.int64) + self._buckets(positions[inside], side) * self.num_rows)
-            places.append(rows[inside])
-        return _merge(parts, places)
+            owners.append(rows[inside])
+        return _merge(parts, owners)
 
-    def _with_label_rows(
+    def _add_label_rows(
         self, features: NDArray[np.int64], rows: NDArray[np.int64], texts: Sequence[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Add one feature per known label text: the row of its own. Labels that came later have their words only."""
+        """Add to each label text that was known when the encoder was built the feature of its own row."""
         known, hashes = self.known_labels.cpu().numpy(), _hashes(texts)
         places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
         found = np.flatnonzero(known[places] == hashes)
@@ -267,17 +280,159 @@ class StaticEncoder(nn.Module):
 
 
 def _hashes(texts: Sequence[str]) -> NDArray[np.int64]:
-    """A 64-bit hash of each text."""
+    """Return a 64-bit hash of each text."""
     digests = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), dtype=np.int64)
 
 
 def _merge(
-    parts: list[NDArray[np.int64]], places: list[NDArray[np.int64]]
+    parts: list[NDArray[np.int64]], owners: list[NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Concatenate features and bring those of one text together again."""
+    """Concatenate features and sort them by text."""
     if len(parts) == 1:
-        return parts[0], places[0]
-    features, rows = np.concatenate(parts), np.concatenate(places)
+        return parts[0], owners[0]
+    features, rows = np.concatenate(parts), np.concatenate(owners)
     order = np.argsort(rows, kind="stable")
     return features[order], rows[order]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer and the initial vectors of its tokens."""
+
+    tokenizer: Tokenizer
+    table_VD: Tensor
+    """One row per token; the mean row is zero, the mean length of the pretrained rows one."""
+
+
+def build_vocabulary(
+    query_texts: Iterable[str],
+    label_texts: Iterable[str],
+    *,
+    pretrained: str,
+    dimension: int,
+    max_words: int,
+    min_count: int,
+    seed: int,
+) -> Vocabulary:
+    """Collect the words of the data and initialise the vectors of pieces and words.
+
+    All words of label texts come first, then the words that occur at least `min_count` times in queries; both by
+    falling frequency, together at most `max_words`.
+    """
+    query_texts, label_texts = list(query_texts), list(label_texts)
+    if pretrained == "none":
+        pieces = _character_pieces([*query_texts, *label_texts])
+        table_VD = _random_table(pieces.get_vocab_size(), dimension or 256, seed)
+    else:
+        pieces, table_VD = _read_pretrained(locate(pretrained))
+        table_VD = _resize(table_VD, dimension or table_VD.shape[1], seed)
+    known = pieces.get_vocab()
+    words = _count_words(pieces, label_texts, max_words=max_words, min_count=1)
+    words += _count_words(pieces, query_texts, max_words=max_words, min_count=min_count)
+    new_words = [word for word in dict.fromkeys(words) if word not in known][:max_words]
+    rows_WD = _mean_of_pieces(pieces, new_words, table_VD)
+    return Vocabulary(_extended(pieces, new_words), torch.cat([table_VD, rows_WD]))
+
+
+def _read_pretrained(folder: Path) -> tuple[Tokenizer, Tensor]:
+    """Read the WordPiece tokenizer and the standardised token vectors of a Hugging Face model."""
+    from safetensors import safe_open
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    if not isinstance(tokenizer.model, models.WordPiece):
+        raise ModelError(
+            f"{folder}: its tokenizer is a {type(tokenizer.model).__name__}: the static encoder starts from models "
+            "with word pieces (the BERT family); set encoder.pretrained to 'minilm' or 'none'"
+        )
+    with safe_open(folder / "model.safetensors", framework="pt") as weights:
+        names = [name for name in weights.keys() if name.endswith("word_embeddings.weight")]  # noqa: SIM118
+        if not names:
+            raise ModelError(f"{folder}: no token vectors (word_embeddings.weight) in model.safetensors")
+        table_VD = weights.get_tensor(names[0]).float()
+    table_VD = table_VD[: tokenizer.get_vocab_size()]
+    return tokenizer, _standardised(table_VD)
+
+
+def _character_pieces(texts: list[str]) -> Tokenizer:
+    """Return a tokenizer for use without a pretrained model, whose pieces are the characters of the data.
+
+    Learned word pieces would be better, but `tokenizers` numbers them differently in every process, and a resumed run
+    needs the vocabulary it was started with.
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    def make_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+        tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return tokenizer
+
+    words = _count_words(make_tokenizer({UNKNOWN: 0}), texts, max_words=_COUNTED_WORDS, min_count=1)
+    characters = sorted({character for word in words for character in word})
+    pieces = [UNKNOWN, *characters, *(f"##{character}" for character in characters)]
+    return make_tokenizer({piece: position for position, piece in enumerate(pieces)})
+
+
+def _count_words(pieces: Tokenizer, texts: list[str], *, max_words: int, min_count: int) -> list[str]:
+    """Return the words of texts, normalised and split as by the tokenizer, most frequent first."""
+    from tokenizers import Tokenizer, models, trainers
+
+    counter = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    counter.normalizer, counter.pre_tokenizer = pieces.normalizer, pieces.pre_tokenizer
+    trainer = trainers.WordLevelTrainer(vocab_size=max_words, min_frequency=min_count, show_progress=False)
+    counter.train_from_iterator(texts, trainer)
+    ranked = sorted(counter.get_vocab().items(), key=lambda item: item[1])
+    return [word for word, _ in ranked if len(word) <= _MAX_WORD_CHARACTERS]
+
+
+def _mean_of_pieces(pieces: Tokenizer, words: list[str], table_VD: Tensor) -> Tensor:
+    """Return one vector per word: the mean over its pieces."""
+    if not words:
+        return table_VD.new_zeros(0, table_VD.shape[1])
+    encodings = pieces.encode_batch_fast(words, add_special_tokens=False)
+    lengths = np.array([len(encoding.ids) for encoding in encodings])
+    flat = np.array([piece for encoding in encodings for piece in encoding.ids], dtype=np.int64)
+    starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)[:-1]]))
+    return torch.nn.functional.embedding_bag(torch.from_numpy(flat), table_VD, starts, mode="mean")
+
+
+def _extended(pieces: Tokenizer, words: list[str]) -> Tokenizer:
+    """Return a tokenizer with whole words added and without special tokens, padding and truncation."""
+    from tokenizers import Tokenizer, models
+
+    vocabulary = pieces.get_vocab()
+    vocabulary |= {word: len(vocabulary) + position for position, word in enumerate(words)}
+    tokenizer = Tokenizer(
+        models.WordPiece(vocabulary, unk_token=UNKNOWN, max_input_chars_per_word=_MAX_WORD_CHARACTERS)
+    )
+    tokenizer.normalizer, tokenizer.pre_tokenizer = pieces.normalizer, pieces.pre_tokenizer
+    return tokenizer
+
+
+def _resize(table_VD: Tensor, dimension: int, seed: int) -> Tensor:
+    """Reduce the table to its principal dimensions, or add dimensions of small random numbers."""
+    size = table_VD.shape[1]
+    if dimension == size:
+        return table_VD
+    if dimension < size:
+        _, directions = torch.linalg.eigh(table_VD.T @ table_VD)
+        return _standardised(table_VD @ directions[:, -dimension:])
+    noise = _random_table(len(table_VD), dimension - size, seed) * 0.1
+    return _standardised(torch.cat([table_VD, noise], dim=1))
+
+
+def _random_table(rows: int, dimension: int, seed: int) -> Tensor:
+    """Return standardised random vectors."""
+    generator = torch.Generator().manual_seed(seed)
+    return _standardised(torch.randn(rows, dimension, generator=generator))
+
+
+def _standardised(table_VD: Tensor) -> Tensor:
+    """Subtract the mean row and scale rows to mean length one."""
+    table_VD = table_VD - table_VD.mean(dim=0)
+    mean_length: Tensor = torch.linalg.vector_norm(table_VD, dim=1).mean()
+    return table_VD / mean_length

@@ -1,8 +1,8 @@
 """The transformer encoder: any Hugging Face text encoder, pooled, optionally projected and normalised.
 
-Texts reach it as ragged token ids, special tokens included. On a CPU the known architectures run packed, without
-padding (`dexter.encoders.packing`); elsewhere a batch is padded to its longest text, and `micro_batches` makes those
-nearly equal. Which folder, which files and which of them to trust is settled in the modules beside this one.
+Texts are given as ragged token ids, special tokens included. On a CPU known architectures run packed, without padding
+(`dexter.encoders.packing`); elsewhere a batch is padded to its longest text, and `micro_batches` groups texts of nearly
+equal length. Models are loaded by `dexter.encoders.pretrained`, settings read and written by `dexter.encoders.folder`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dexter.data.tokens import LimitedTokenizer, Tokens
-from dexter.encoders.folder import Layout, read_layout, write_layout
-from dexter.encoders.huggingface import load_model, load_tokenizer, save_model
+from dexter.encoders.folder import TransformerSettings, read_settings, write_settings
 from dexter.encoders.packing import (
     PACKED_ATTENTION,
     Pooling,
@@ -33,32 +32,32 @@ from dexter.encoders.packing import (
     pool_padded,
     register_packed_attention,
 )
-from dexter.encoders.pretrained import MINILM, locate
+from dexter.encoders.pretrained import MINILM, load_model, load_tokenizer, locate, save_model
 from dexter.errors import ModelError, UsageError
+from dexter.types import Side
 
-Side = Literal["query", "label"]
 MAX_LENGTH_QUERY = 128
 MAX_LENGTH_LABEL = 32
-# About a thousand tokens keep the activations in a CPU's cache; an accelerator needs more to be busy.
+# With about a thousand tokens the activations stay in a CPU's cache; an accelerator needs more to be busy.
 _TOKENS_PER_BATCH_CPU = 1_024
 _TOKENS_PER_BATCH = 16_384
 _SHORTEST_LIMIT = 3
-# Generous: a text is cut here only where its first tokens span a page of blanks or rubbish.
+# Generous: only texts whose first tokens span a page of blanks or noise are truncated by it.
 _CHARACTERS_PER_TOKEN = 64
 
 
-class Settings(TypedDict, total=False):
-    """What can be chosen on top of a pretrained model; what is left out or None is as the folder says."""
+class TransformerOptions(TypedDict, total=False):
+    """Settings that override those of a pretrained folder; None or missing leaves the folder's."""
 
     pooling: Pooling | None
-    """Mean of the token states (default) or state of the first token."""
+    """Mean of the token states (default) or state of the first token (cls)."""
     projection: int | None
     """Size of a new linear layer after pooling."""
     normalize: bool | None
     """Scale vectors to length one (default)."""
     max_length_query: int | None
     max_length_label: int | None
-    """Tokens kept of a text, special tokens included (default 128 and 32)."""
+    """Maximum tokens of a text, special tokens included (default 128 and 32)."""
     query_prefix: str | None
     label_prefix: str | None
     """Text put before every text of that side."""
@@ -67,25 +66,25 @@ class Settings(TypedDict, total=False):
 
 
 class TransformerEncoder(nn.Module):
-    """Text to vector through a transformer; make one with `from_pretrained`, `load` or `random`."""
+    """Text to vector through a transformer; created by `from_pretrained`, `load` or `random`."""
 
-    def __init__(self, model: Any, tokenizer: Any, layout: Layout) -> None:
+    def __init__(self, model: Any, tokenizer: Any, settings: TransformerSettings) -> None:
         super().__init__()
-        _check_fit(model, tokenizer, layout)
+        _check_fit(model, tokenizer, settings)
         register_packed_attention()
         self.model = model
-        self.projection = layout.projection
-        self.layout = layout
+        self.projection = settings.projection
+        self.settings = settings
         self.tokens_per_batch: int | None = None
-        """Tokens in a micro-batch; None means about 1k on a CPU and 16k elsewhere."""
+        """Tokens per micro-batch; None means about 1k on a CPU and 16k elsewhere."""
         self.packed: bool | None = None
-        """Run without padding; None means on a CPU, where the architecture allows it."""
-        self.dimension = _dimension(layout.projection, hidden_size=model.config.hidden_size)
+        """Whether to run without padding; None means on a CPU. Ignored if the architecture cannot be packed."""
+        self.dimension = _dimension(settings.projection, hidden_size=model.config.hidden_size)
         self._pretrained_tokenizer = tokenizer
         self._limited_tokenizers: dict[Side, LimitedTokenizer] = {}
         self.padding_id = int(tokenizer.pad_token_id or 0)
         self.first_position = first_position(model.config)
-        """Of a text's first token, where positions are counted per text; None where the architecture has others."""
+        """Position id of a text's first token; None if the architecture cannot be packed."""
 
     @classmethod
     def from_pretrained(
@@ -93,19 +92,19 @@ class TransformerEncoder(nn.Module):
         name_or_path: str | Path = MINILM,
         *,
         device: torch.device | str = "cpu",
-        **settings: Unpack[Settings],
+        **options: Unpack[TransformerOptions],
     ) -> Self:
-        """An encoder from "minilm", a sentence-transformers or plain Hugging Face folder, or a hub name."""
+        """Load an encoder from "minilm", a sentence-transformers or plain Hugging Face folder, or a hub name."""
         folder = locate(name_or_path)
-        layout = read_layout(folder)
+        settings = read_settings(folder)
         model = load_model(folder)
-        layout = _decide(layout, hidden_size=model.config.hidden_size, settings=settings)
-        _set_dropout(model, layout.dropout, device=torch.device(device))
-        return cls(model, load_tokenizer(folder), layout).to(device)
+        settings = _resolve(settings, hidden_size=model.config.hidden_size, options=options)
+        _set_dropout(model, settings.dropout, device=torch.device(device))
+        return cls(model, load_tokenizer(folder), settings).to(device)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: torch.device | str = "cpu") -> Self:
-        """The encoder that `save` wrote."""
+        """Read an encoder written by `save`."""
         if not Path(folder).is_dir():
             raise ModelError(f"{folder}: no such encoder folder")
         return cls.from_pretrained(folder, device=device)
@@ -120,9 +119,9 @@ class TransformerEncoder(nn.Module):
         num_heads: int = 2,
         num_words: int = 2_000,
         seed: int = 0,
-        **settings: Unpack[Settings],
+        **options: Unpack[TransformerOptions],
     ) -> Self:
-        """A small BERT with random weights and the commonest words of some texts as vocabulary; needs no files."""
+        """Create a small BERT with random weights whose vocabulary is the commonest words of texts; needs no files."""
         import transformers
 
         library: Any = transformers  # whose constructors carry no types
@@ -139,22 +138,22 @@ class TransformerEncoder(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = library.BertModel(config, add_pooling_layer=False).eval()
-            layout = _decide(Layout(), hidden_size=hidden_size, settings=settings)
-        _set_dropout(model, layout.dropout, device=torch.device("cpu"))
-        return cls(model, tokenizer, layout)
+            settings = _resolve(TransformerSettings(), hidden_size=hidden_size, options=options)
+        _set_dropout(model, settings.dropout, device=torch.device("cpu"))
+        return cls(model, tokenizer, settings)
 
     def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
-        """Token ids of texts with that side's prefix and length, special tokens included; never an empty row."""
-        prefix = self.layout.query_prefix if side == "query" else self.layout.label_prefix
+        """Tokenise texts with the prefix and length of their side, special tokens included; no row is empty."""
+        prefix = self.settings.query_prefix if side == "query" else self.settings.label_prefix
         tokens = self._limited_tokenizer(side).tokenize(
             [prefix + text for text in texts] if prefix else texts, progress=progress
         )
         return _fill_empty(tokens, self.padding_id)
 
     def _limited_tokenizer(self, side: Side) -> LimitedTokenizer:
-        """The tokenizer with the limits of a side, made when it is first needed."""
+        """Return the tokenizer with the limits of a side, created on first use."""
         if side not in self._limited_tokenizers:
-            max_length = self.layout.max_length_query if side == "query" else self.layout.max_length_label
+            max_length = self.settings.max_length_query if side == "query" else self.settings.max_length_label
             assert max_length is not None
             self._limited_tokenizers[side] = LimitedTokenizer(
                 self._pretrained_tokenizer.backend_tokenizer,
@@ -170,10 +169,10 @@ class TransformerEncoder(nn.Module):
             return torch.zeros(0, self.dimension, device=ids.device)
         pooled = self._forward_packed(ids, offsets) if self._packs(ids.device) else self._forward_padded(ids, offsets)
         vectors = self.projection(pooled).float()
-        return functional.normalize(vectors, dim=-1) if self.layout.normalize else vectors
+        return functional.normalize(vectors, dim=-1) if self.settings.normalize else vectors
 
     def micro_batches(self, lengths: NDArray[np.integer]) -> list[NDArray[np.int64]]:
-        """Rows of about `tokens_per_batch` tokens each, longest texts first, so that texts in one are equally long."""
+        """Group texts of similar length, longest first, into batches of about `tokens_per_batch` tokens."""
         budget = self.tokens_per_batch or (
             _TOKENS_PER_BATCH_CPU if self.model.device.type == "cpu" else _TOKENS_PER_BATCH
         )
@@ -187,14 +186,14 @@ class TransformerEncoder(nn.Module):
         return batches
 
     def save(self, folder: str | Path) -> None:
-        """Write a sentence-transformers folder; wrap in `dexter.files.atomic_folder` to have it whole or not at all."""
+        """Write a sentence-transformers folder; wrap in `dexter.files.atomic_folder` to make this atomic."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         save_model(folder, self.model, self._pretrained_tokenizer)
-        write_layout(folder, self.layout, hidden_size=self.model.config.hidden_size)
+        write_settings(folder, self.settings, hidden_size=self.model.config.hidden_size)
 
-    def attend_plainly(self) -> None:
-        """Attend by matrix products and a softmax, as the exporter of graphs likes it, until the next batch."""
+    def use_eager_attention(self) -> None:
+        """Compute attention by matrix products and a softmax, as the ONNX exporter needs, until the next forward."""
         self._attend_with("eager")
 
     def _packs(self, device: torch.device) -> bool:
@@ -220,47 +219,47 @@ class TransformerEncoder(nn.Module):
 
     @property
     def _pooling(self) -> Pooling:
-        assert self.layout.pooling is not None
-        return self.layout.pooling
+        assert self.settings.pooling is not None
+        return self.settings.pooling
 
     def _attend_with(self, implementation: str) -> None:
         if self.model.config._attn_implementation != implementation:
             self.model.set_attn_implementation(implementation)
 
 
-def _decide(layout: Layout, *, hidden_size: int, settings: Settings) -> Layout:
-    """Fill what the folder leaves open from the caller's settings, then from the defaults."""
-    chosen = {name: value for name, value in settings.items() if value is not None and name != "projection"}
-    projection = settings.get("projection")
+def _resolve(settings: TransformerSettings, *, hidden_size: int, options: TransformerOptions) -> TransformerSettings:
+    """Override a folder's settings by the caller's options, and fill what is open with defaults."""
+    chosen = {name: value for name, value in options.items() if value is not None and name != "projection"}
+    projection = options.get("projection")
     if projection is not None:
-        if layout.projection:
+        if settings.projection:
             raise UsageError(f"projection = {projection}: this encoder has a projection already: leave it out")
         if projection < 1:
             raise UsageError(f"projection = {projection}: expected the size of a vector, at least 1")
-        layout = replace(layout, projection=nn.Sequential(nn.Linear(hidden_size, projection), nn.Identity()))
-    longest = layout.max_length or MAX_LENGTH_QUERY
+        settings = replace(settings, projection=nn.Sequential(nn.Linear(hidden_size, projection), nn.Identity()))
+    longest = settings.max_length or MAX_LENGTH_QUERY
     defaults: dict[str, Any] = {
-        "pooling": layout.pooling or "mean",
-        "normalize": layout.normalize is not False,
-        "max_length_query": layout.max_length_query or min(longest, MAX_LENGTH_QUERY),
-        "max_length_label": layout.max_length_label or min(longest, MAX_LENGTH_LABEL),
+        "pooling": settings.pooling or "mean",
+        "normalize": settings.normalize is not False,
+        "max_length_query": settings.max_length_query or min(longest, MAX_LENGTH_QUERY),
+        "max_length_label": settings.max_length_label or min(longest, MAX_LENGTH_LABEL),
     }
-    decided = replace(layout, **{**defaults, **chosen})
-    if decided.pooling not in ("mean", "cls"):
-        raise UsageError(f"pooling = {decided.pooling!r}: expected 'mean' or 'cls'")
-    if decided.dropout is not None and not 0.0 <= decided.dropout < 1.0:
-        raise UsageError(f"dropout = {decided.dropout}: expected at least 0 and less than 1")
-    return decided
+    resolved = replace(settings, **{**defaults, **chosen})
+    if resolved.pooling not in ("mean", "cls"):
+        raise UsageError(f"pooling = {resolved.pooling!r}: expected 'mean' or 'cls'")
+    if resolved.dropout is not None and not 0.0 <= resolved.dropout < 1.0:
+        raise UsageError(f"dropout = {resolved.dropout}: expected at least 0 and less than 1")
+    return resolved
 
 
 def _dimension(projection: nn.Sequential, *, hidden_size: int) -> int:
-    """The size of the vectors: of the last linear layer, or of the model's own states."""
+    """Return the size of the vectors: of the last linear layer, or of the model's states."""
     sizes = [layer.out_features for layer in projection if isinstance(layer, nn.Linear)]
     return sizes[-1] if sizes else hidden_size
 
 
-def _check_fit(model: Any, tokenizer: Any, layout: Layout) -> None:
-    """Hold tokenizer, lengths and projection against the model."""
+def _check_fit(model: Any, tokenizer: Any, settings: TransformerSettings) -> None:
+    """Raise unless tokenizer, lengths and projection fit the model."""
     num_rows = model.get_input_embeddings().num_embeddings
     largest_id = max(tokenizer.get_vocab().values(), default=0)
     if largest_id >= num_rows:
@@ -268,12 +267,12 @@ def _check_fit(model: Any, tokenizer: Any, layout: Layout) -> None:
     positions = getattr(model.config, "max_position_embeddings", None)
     limit = positions - (first_position(model.config) or 0) if positions else None
     for name in ("max_length_query", "max_length_label"):
-        length = getattr(layout, name)
+        length = getattr(settings, name)
         if length < _SHORTEST_LIMIT or (limit is not None and length > limit):
             raise UsageError(f"{name} = {length}: expected {_SHORTEST_LIMIT} to {limit or 'any number of'} tokens")
-    if layout.projection and layout.projection[0].in_features != model.config.hidden_size:
+    if settings.projection and settings.projection[0].in_features != model.config.hidden_size:
         raise ModelError(
-            f"the projection takes {layout.projection[0].in_features} values, the model gives "
+            f"the projection takes {settings.projection[0].in_features} values, the model gives "
             f"{model.config.hidden_size}: these files do not belong together"
         )
 
@@ -292,7 +291,7 @@ def _set_dropout(model: nn.Module, dropout: float | None, *, device: torch.devic
 
 
 def _fill_empty(tokens: Tokens, token_id: int) -> Tokens:
-    """Give texts without any token one: tokenizers that add no special tokens leave empty texts empty."""
+    """Give one token to texts without any, which occur if a tokenizer adds no special tokens."""
     empty = tokens.lengths == 0
     if not empty.any():
         return tokens
@@ -302,7 +301,7 @@ def _fill_empty(tokens: Tokens, token_id: int) -> Tokens:
 
 
 def _word_tokenizer(texts: Sequence[str], *, num_words: int) -> Any:
-    """A BERT-like tokenizer of the commonest words, with single characters for the others; nothing is trained."""
+    """Return a BERT-like tokenizer of the commonest words, with single characters for all others."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 

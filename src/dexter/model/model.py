@@ -20,9 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.encoders import load_encoder
+from dexter.encoders import embed, load_encoder
 from dexter.encoders.classifier import ClassifierTable
-from dexter.encoders.embed import embed
 from dexter.encoders.folder import read_object
 from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.errors import ModelError, UsageError
@@ -36,7 +35,7 @@ from dexter.types import HEAD_NAMES, HeadName
 if TYPE_CHECKING:
     from dexter.data.tokens import Tokens
     from dexter.encoders import TextEncoder
-    from dexter.encoders.onnx_runtime import OnnxEncoder
+    from dexter.encoders.onnx import OnnxEncoder
 
 FORMAT_VERSION = 1
 _FOLDER = "dexter"

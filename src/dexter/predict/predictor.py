@@ -425,10 +425,10 @@ def _load_model(folder: Path, *, device: str, runtime: Runtime) -> Model:
     if runtime == "torch":
         return model
     encoder = check_exportable(model.encoder)
-    from dexter.encoders.onnx_folder import export_folder, open_export
+    from dexter.encoders.onnx import export_folder, open_export
 
     exported, facts = open_export(export_folder(folder), encoder, fingerprint=encoder_fingerprint(folder))
-    log.info("queries are encoded by ONNX Runtime, %s", facts.describe_loss() or facts.precision)
+    log.info("queries are encoded by ONNX Runtime, %s", facts.describe_changes() or facts.precision)
     return replace(model, query_encoder=exported)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,8 +13,8 @@ from torch import nn
 from dexter.config import Config
 from dexter.data import Dataset, Split
 from dexter.data.tokens import Tokens
+from dexter.encoders import embed
 from dexter.encoders.classifier import ClassifierTable, starting_rows
-from dexter.encoders.embed import Encoder, embed
 from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.encoders.static import StaticEncoder
 from dexter.processes import LabelShard, Processes, SingleProcess
@@ -20,6 +22,9 @@ from dexter.training.distributed import ProcessGroup
 from dexter.training.labels import spread
 from dexter.training.objective import Objective
 from dexter.training.optimizers import Optimizers, Part
+
+if TYPE_CHECKING:
+    from dexter.encoders import TextEncoder
 
 SPARSE_BELOW = 0.4
 """Row-sparse updates are faster while a step touches less than this share of the static encoder's table."""
@@ -38,7 +43,7 @@ def make_splits(dataset: Dataset, config: Config) -> tuple[Split, Split | None]:
 
 def build_objective(
     config: Config,
-    encoder: Encoder,
+    encoder: TextEncoder,
     label_counts: NDArray[np.int64],
     *,
     query_tokens: Tokens,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dexter.data.tokens import Tokens
-from dexter.encoders.embed import embed
+from dexter.encoders import embed
 from dexter.errors import ModelError
 from dexter.model.labels import Labels
 from dexter.model.model import Model

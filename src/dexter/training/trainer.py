@@ -20,8 +20,7 @@ from dexter.batches.stopwatch import Stopwatch
 from dexter.config import Config
 from dexter.data import Dataset
 from dexter.data.tokens import Tokens
-from dexter.encoders import build_encoder
-from dexter.encoders.embed import embed
+from dexter.encoders import build_encoder, embed
 from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json

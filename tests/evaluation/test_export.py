@@ -22,8 +22,8 @@ from dexter.predict.predictor import Predictor
 for extra in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(extra, reason="the extra onnx is not installed")
 
-from dexter.evaluation import exporting  # noqa: E402
-from dexter.evaluation.exporting import export_run  # noqa: E402
+from dexter.evaluation import export  # noqa: E402
+from dexter.evaluation.export import export_run  # noqa: E402
 
 TEXTS = ["a violin of copper", "", "the old stone garden and some very new river " * 9, "falcon", "harbor island"]
 
@@ -65,7 +65,7 @@ def run(original, tmp_path):
 def same_graph(original, monkeypatch):
     """The graph of the same weights again, without the seconds that making it takes."""
     content = (original / "onnx" / "encoder.onnx").read_bytes()
-    monkeypatch.setattr(exporting, "export_graph", lambda encoder: content)
+    monkeypatch.setattr(export, "export_graph", lambda encoder: content)
 
 
 def call(monkeypatch, capsys, *arguments):
@@ -112,7 +112,7 @@ def test_services_use_it_too(run):
 def test_what_is_stored(run):
     described = json.loads((run / "onnx" / "export.json").read_text())
     assert described["precision"] == "float32"
-    assert described["loss"] is None
+    assert described["changes"] is None
     assert 0 < described["difference"] <= 1e-5
     assert described["num_texts"] > 100
     assert sorted(path.name for path in (run / "onnx").iterdir()) == [MANIFEST, "encoder.onnx", "export.json"]
@@ -137,12 +137,12 @@ def test_the_commands(run, same_graph, small_world, tmp_path, monkeypatch, capsy
     record = json.loads(printed)
     assert (record["model"]["runtime"], record["model"]["dtype"]) == ("onnx", "int8")
     stored = json.loads((run / "onnx" / "export.json").read_text())
-    assert record["metrics"]["P@3"] == pytest.approx(stored["loss"]["P@3"]["after"])
+    assert record["metrics"]["P@3"] == pytest.approx(stored["changes"]["P@3"]["after"])
 
 
 def test_a_difference_above_the_bar_is_refused(run, same_graph, monkeypatch):
     shutil.rmtree(run / "onnx")
-    monkeypatch.setattr(exporting, "BAR", 1e-12)
+    monkeypatch.setattr(export, "MAX_DIFFERENCE", 1e-12)
     with pytest.raises(ModelError, match="differs from torch by up to"):
         export_run(run)
     assert not (run / "onnx").exists()
@@ -150,9 +150,7 @@ def test_a_difference_above_the_bar_is_refused(run, same_graph, monkeypatch):
 
 def test_the_difference_of_long_vectors_is_relative():
     wanted = torch.tensor([[300.0, 400.0], [0.1, 0.0]])
-    assert exporting.largest_difference(wanted + torch.tensor([[1.0, 0.0], [0.0, 0.001]]), wanted) == pytest.approx(
-        0.002
-    )
+    assert export.largest_difference(wanted + torch.tensor([[1.0, 0.0], [0.0, 0.001]]), wanted) == pytest.approx(0.002)
 
 
 def test_the_export_of_another_model_is_refused(run, monkeypatch, capsys):
@@ -188,15 +186,15 @@ def test_every_damaged_file_is_an_error(run):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format_version": 2},
+        {"format_version": 1},
         {"format_version": None},
         {"precision": "int8"},
         {"precision": "int4"},
         {"precision": ["int8"]},
         {"fingerprint": None},
-        {"loss": [1]},
-        {"loss": {"P@1": {}}},
-        {"loss": {"P@1": {"before": 1, "after": 1, "low": 0, "high": 0}}},
+        {"changes": [1]},
+        {"changes": {"P@1": {}}},
+        {"changes": {"P@1": {"before": 1, "after": 1, "low": 0, "high": 0}}},
         {"surplus": 1},
     ],
     ids=str,
