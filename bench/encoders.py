@@ -10,9 +10,8 @@ hold on a machine that is not quiet.
 softmax over pairs (MultipleNegativesRankingLoss there), gradients clipped, fused AdamW, linear decay. Each library
 runs with its own dropout default (theirs: the model's 0.1; ours on a CPU: 0) and with the other's.
 
-What is saved is padding, so the gain depends on the data: *padded/real* is how many tokens a batch padded to its
-longest text holds for each real one, and bounds the gain from packing. Texts that all fill the length leave nothing
-to save.
+Packing saves padding, so the gain depends on the data: *padded/real* is the number of tokens of batches padded to their
+longest text for each real token, an upper bound of the gain. With texts that all fill the length there is none.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One timed run: how many texts, in what time on the wall and on the processor."""
+    """Number of texts, wall seconds and processor seconds of one timed run."""
 
     texts: int
     wall: float
@@ -59,18 +58,18 @@ class Run:
 
 
 class Stopwatch:
-    """Wall and processor seconds since it was made."""
+    """Measures wall and processor seconds since its creation."""
 
     def __init__(self) -> None:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
 
     def stop(self, texts: int) -> Run:
-        """The run of so many texts that ends now."""
+        """Return the run of `texts` texts that ends now."""
         return Run(texts=texts, wall=time.perf_counter() - self.wall, cpu=time.process_time() - self.cpu)
 
 
 def read_pairs(folder: Path) -> Iterator[Pair]:
-    """The (query, first label) texts of a data set folder."""
+    """Yield the (query, first label) texts of a data set folder."""
     labels = list(_lines(folder, "lbl"))
     texts = {label["uid"]: label["text"] for label in labels} | {i: label["text"] for i, label in enumerate(labels)}
     for query in _lines(folder, "trn"):
@@ -85,7 +84,7 @@ def _lines(folder: Path, name: str) -> Iterator[dict]:
 
 
 def docstring_pairs() -> Iterator[Pair]:
-    """The (first line of docstring, dotted name) of functions and classes of the standard library, by parsing only."""
+    """Yield (first line of docstring, name) of functions and classes of the standard library, by parsing only."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8", errors="replace"))):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):

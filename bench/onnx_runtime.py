@@ -1,4 +1,4 @@
-"""Query encoding with torch, with ONNX Runtime in float32 and in int8: texts per second, and what int8 costs.
+"""Query encoding with torch and with ONNX Runtime in float32 and int8: texts per second, and the change of P@k.
 
 The same MiniLM weights on the same queries, turn by turn in one process, in many texts at a time and one by one. One
 thread; processor seconds, tokenising not counted (all three tokenise alike).
@@ -6,8 +6,8 @@ thread; processor seconds, tokenising not counted (all three tokenise alike).
     python bench/onnx_runtime.py                                  # stackexchange4; needs the extras minilm and onnx
     python bench/onnx_runtime.py --data debian-related --texts 1000
 
-P@k is that of MiniLM as it comes, ranking the labels by their texts: the loss of a trained run is what `dexter export
-RUN --int8 --data DATA` prints.
+P@k is that of untrained MiniLM, ranking the labels by their texts; `dexter export RUN --int8 --data DATA` prints the
+change for a trained run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NUM_ALONE = 64
 
 
 def make_ways(encoder: TransformerEncoder) -> dict[str, Embed]:
-    """The three ways to embed, by name; prints what making the graphs cost."""
+    """Return the three ways to embed by name; prints the time and size of the graphs."""
     started = time.process_time()
     graph = export_graph(encoder)
     exported = time.process_time()
@@ -52,7 +52,7 @@ def make_ways(encoder: TransformerEncoder) -> dict[str, Embed]:
 
 
 def seconds(way: Embed, parts: list[Tokens]) -> float:
-    """Processor seconds for all parts, one after the other."""
+    """Return the processor seconds of all parts, one after the other."""
     started = time.process_time()
     for part in parts:
         way(part)
@@ -60,7 +60,7 @@ def seconds(way: Embed, parts: list[Tokens]) -> float:
 
 
 def bench_speed(ways: dict[str, Embed], tokens: Tokens, *, repeats: int) -> None:
-    """Texts per second, medians of the turns, with the ratio to the first way."""
+    """Print texts per second, medians of the repeats, with the ratio to the first way."""
     alone = [tokens.part(slice(row, row + 1)) for row in range(min(NUM_ALONE, len(tokens)))]
     cases = {f"{len(tokens):,} at a time": [tokens], "one by one": alone}
     print(f"\n{'texts / CPU s':24}", *(f"{name:>18}" for name in cases))
