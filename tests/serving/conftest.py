@@ -1,4 +1,4 @@
-"""A service over the small world, spoken to without a network."""
+"""A service over the small data set, called without a network."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -8,7 +8,7 @@ from dexter.serving.app import create_app
 from dexter.serving.settings import ServeSettings
 
 BASE = "http://localhost"
-"""What a request from this machine addresses."""
+"""Base address of the requests."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Annif's dialect, as its `http` backend and its clients speak it."""
+"""Annif's REST API, as its `http` backend and its clients use it."""
 
 from itertools import pairwise
 

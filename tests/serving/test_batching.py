@@ -1,4 +1,4 @@
-"""The queue: what is computed together, what is told to come back, who is disturbed by whom."""
+"""The queue: which texts are computed together, which requests are refused, and that none disturbs another."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A run folder that is served and changes: its first model, another model, edits of other processes."""
+"""A run folder that changes while it is served: a first model, a new model, labels changed by other processes."""
 
 import shutil
 import time

@@ -1,4 +1,4 @@
-"""`/v1/labels`: listing, searching, paging, edits that are whole or refused, versions."""
+"""`/v1/labels`: listing, search, paging, changes that are made as a whole or refused, versions."""
 
 import json
 
@@ -84,6 +84,16 @@ def test_a_refused_edit_changes_nothing(client, world, labels, status):
     assert answer.status_code == status
     page = client.get("/v1/labels").json()
     assert page["total"] == world.num_labels and page["version"] == 0
+
+
+def test_a_refusal_names_the_label_by_position_and_never_by_id(client):
+    taken = client.post("/v1/labels", json={"labels": [{"id": "fresh", "text": "a"}, {"id": "L0", "text": "b"}]}).json()
+    assert taken["code"] == "taken" and "label 1" in taken["detail"] and "L0" not in taken["detail"]
+    twice = client.delete("/v1/labels", params={"id": ["L0", "L1", "L0"]})
+    assert twice.status_code == 404 and "id 2 of the request is given twice" in twice.json()["detail"]
+    assert client.delete("/v1/labels", params={"id": "L5"}).status_code == 200
+    retired = client.post("/v1/labels", json={"labels": [{"id": "L5", "text": "a"}]}).json()
+    assert (retired["status"], retired["code"]) == (409, "refused") and "reuse_ids" in retired["detail"]
 
 
 def test_removing_needs_known_labels_and_leaves_one(client, world):

@@ -1,4 +1,4 @@
-"""What is refused before it is read, and how little an error says of what was sent."""
+"""Requests that are refused before they are read, and errors that repeat nothing of the request."""
 
 import asyncio
 import base64

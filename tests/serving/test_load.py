@@ -1,4 +1,4 @@
-"""Many at the same time get what one would get; edits of labels under load mix nothing and lose nothing."""
+"""Many clients get the answers of one; changes of labels under load mix nothing and lose nothing."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""`/v1/predict` answers what the predictor answers, and says what it has cut."""
+"""`/v1/predict` answers as the predictor does, and says what it has cut off."""
 
 import json
 

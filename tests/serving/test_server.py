@@ -1,4 +1,4 @@
-"""The service over real sockets: clients that leave or dawdle, ports in use, signals to a real process."""
+"""The service over real sockets: clients that disconnect or are slow, ports in use, signals to a process."""
 
 import json
 import os

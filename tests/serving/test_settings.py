@@ -1,4 +1,4 @@
-"""What a public address asks for, where keys come from, how runs are named."""
+"""Settings: what a public address needs, where keys come from, how runs are named."""
 
 from pathlib import Path
 

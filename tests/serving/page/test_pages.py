@@ -15,6 +15,7 @@ from dexter.serving.page.label_map import map_labels, principal_axes
 from dexter.serving.page.labels import read_missed_texts, read_tables
 from dexter.serving.page.training import TrainingProgress, make_charts, read_records, thin
 from dexter.serving.page.view import duration
+from dexter.types import BANDS
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,11 @@ def test_every_page_is_there_and_has_no_inline_code(site):
         assert not re.search(r"<script(?![^>]* src=)|<style| style=| on\w+=", page)
         for address in re.findall(r'(?:src|href)="(static/[^"]+)"', page):
             assert site.get(f"/{address}").status_code == 200
+
+
+def test_every_band_has_its_colour(site):
+    style = site.get("/static/page.css").text
+    assert all(f".{band} {{ color: var(--{band}); }}" in style and f"--{band}: #" in style for band in BANDS)
 
 
 def test_labels_are_found_by_text_and_band(site, world):

@@ -1,4 +1,4 @@
-// A file of texts becomes a file of predictions; the file itself never leaves the browser, its texts do.
+// Read a file of texts, predict their labels, offer the result as a file. Only the texts are sent.
 import { decode, parseCsv, writeCsv } from "./csv.js";
 
 const MOST_BYTES = 50 * 2 ** 20;
@@ -13,7 +13,7 @@ const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number 
 let parsed = []; // the rows of the file
 let names = []; // of its columns
 let rows = []; // without the names
-let stop = null; // ends the prediction that is going on
+let stop = null; // stops the running prediction
 
 async function take(picked) {
   if (!picked || stop) return;
@@ -99,7 +99,7 @@ function* packs(texts) {
   let bytes = 0;
   for (const [at, text] of texts.entries()) {
     if (!text.trim()) continue;
-    const size = 6 * text.length; // what JSON may make of it at most
+    const size = 6 * text.length; // at most, in JSON
     if (pack.length && (pack.length === maxInputs || bytes + size > maxBytes)) {
       yield pack;
       (pack = []), (bytes = 0);

@@ -1,4 +1,4 @@
-// Buttons that copy a part of the page.
+// Copy a part of the page to the clipboard.
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
@@ -7,7 +7,7 @@ document.addEventListener("click", async (event) => {
     await navigator.clipboard.writeText(source.textContent);
     tell(button, "Copied");
   } catch {
-    // No clipboard over plain HTTP: what is selected can be copied by hand.
+    // No clipboard over plain HTTP: select the text, so that it can be copied by hand.
     getSelection().selectAllChildren(source);
     tell(button, "Selected");
   }

@@ -28,7 +28,7 @@ export function guessSeparator(text) {
   return ["\t", ";", ","].map((mark) => [line.split(mark).length, mark]).sort((a, b) => b[0] - a[0])[0][1];
 }
 
-// The text of a file; null where it holds none. Tables that are not UTF-8 are nearly always from a Western Windows.
+// Decode a file; null if it is not text. Tables that are not UTF-8 are mostly Windows-1252.
 export function decode(bytes) {
   const utf16 = { "255,254": "utf-16le", "254,255": "utf-16be" }[`${bytes[0]},${bytes[1]}`];
   if (utf16) return new TextDecoder(utf16).decode(bytes);

@@ -2,7 +2,7 @@
 import { fetchPage, swapRegions } from "./swap.js";
 
 const WAIT = 250; // after a key
-const DRAGGED = 80; // a slider on its way asks not for every place it passes
+const DRAGGED = 80; // after a move of the slider
 const form = document.querySelector("form[data-live]");
 const address = form.getAttribute("action"); // form.action would be the button of that name
 const announcer = document.getElementById("announcer");
@@ -69,7 +69,7 @@ form.addEventListener("submit", (event) => {
   ask(button?.name === "action" ? { action: button.value } : {});
 });
 
-// The same label in the other rankings.
+// Mark the same label in all rankings.
 for (const kind of ["pointerover", "pointerout"]) {
   document.getElementById("compared").addEventListener(kind, (event) => {
     const same = event.target.closest("[data-same]")?.dataset.same;

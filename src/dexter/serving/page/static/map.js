@@ -1,4 +1,4 @@
-// Hover, tap or use the arrow keys for a label's text, choose bands, find labels. Without this script the browser shows titles.
+// Show a label's text by hover, tap or arrow keys, choose bands, find labels. Without this script the browser shows titles.
 const svg = document.querySelector(".plane svg");
 const tip = document.getElementById("tip");
 const find = document.getElementById("find");
@@ -7,7 +7,7 @@ const share = (circle, name) => parseFloat(circle.getAttribute(name)) / 100;
 const points = [...svg.querySelectorAll("circle")].map((circle) => {
   const title = circle.querySelector("title");
   const text = title.textContent;
-  title.remove(); // else two tips would show
+  title.remove(); // or two tooltips would show
   return { circle, text, lower: `${circle.dataset.id} ${text}`.toLowerCase(), x: share(circle, "cx"), y: share(circle, "cy") };
 });
 const NEAR = 24; // pixels
@@ -27,7 +27,7 @@ function best(cost) {
   return chosen;
 }
 
-// In pixels from the corner of the picture.
+// Position in pixels.
 function place(point) {
   return [point.x * size.width, point.y * size.height];
 }
@@ -40,7 +40,7 @@ function nearest(x, y) {
   });
 }
 
-// The next point in a direction: near, and not far off to the side.
+// The next point in a direction: near, and not far to the side.
 function beside(from, [right, down]) {
   const [x, y] = place(from);
   return best((point) => {

@@ -1,4 +1,4 @@
-// The list follows what is typed, and a label opens beside it; the address follows too, so that it can be shared.
+// Update the list while typing, open a label beside it, and keep the address up to date, so that it can be shared.
 import { fetchPage, swapRegions } from "./swap.js";
 
 const form = document.querySelector("[data-search]");
@@ -18,7 +18,7 @@ async function show(address, remember) {
     remember?.(address);
     return true;
   } catch (error) {
-    // What the script cannot show the browser can, with the address or the button.
+    // The browser then follows the link or the button itself.
     return error.name === "AbortError";
   } finally {
     if (underWay === mine) listing.removeAttribute("aria-busy");

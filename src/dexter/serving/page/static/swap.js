@@ -1,4 +1,4 @@
-// The server renders everything: a script fetches the page again and puts the parts marked data-region in place.
+// The server renders everything: fetch the page again and replace the parts marked data-region.
 
 export async function fetchPage(url, options) {
   const response = await fetch(url, options);

@@ -1,15 +1,15 @@
-// While a run is going its curves are fetched again every two seconds; under the pointer they tell their values.
+// Fetch the curves of a training run every two seconds, and show their values under the pointer.
 import { fetchPage, swapRegions } from "./swap.js";
 
 const WAIT = 2000;
-const HEIGHT = 40; // of the box that the lines are drawn in; its width is 100
+const HEIGHT = 40; // of the plot's box; its width is 100
 
 async function refresh() {
   if (!document.querySelector("[data-live-run]")) return;
   try {
     if (!document.hidden && !document.querySelector(".plot .tip:not([hidden])")) swapRegions(await fetchPage(location.href));
   } catch {
-    // The service may be back in two seconds.
+    // Try again in two seconds.
   }
   setTimeout(refresh, WAIT);
 }
