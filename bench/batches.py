@@ -133,9 +133,7 @@ def bench_pools(arguments: argparse.Namespace) -> None:
         "all labels": partial(all_labels, relevance, rows, rng=rng),
         "all labels, 1 positive": partial(all_labels, relevance, rows, rng=rng, sample_positives=1),
         "in-batch": partial(in_batch, relevance, rows, rng=rng),
-        "in-batch, 1 positive, ignore": partial(
-            in_batch, relevance, rows, rng=rng, sample_positives=1, unsampled="ignore"
-        ),
+        "in-batch, 1 positive": partial(in_batch, relevance, rows, rng=rng, sample_positives=1),
         "in-batch + 4,000 random": partial(in_batch, relevance, rows, rng=rng, num_random=4000, log_inclusion=log_p),
         "3 positives + 6 hard, capped": with_hard_negatives,
         "the same + 6 for classifier": partial(with_hard_negatives, 6),

@@ -29,7 +29,7 @@ from scipy.sparse import csr_matrix
 from dexter.config import load_config, recipe_names
 from dexter.data import Dataset, Split
 from dexter.planning.plan import plan
-from dexter.training import parts, trainer
+from dexter.training import objective, trainer
 from dexter.training.distributed import ProcessGroup, joined
 from dexter.training.presets import resolve_presets
 
@@ -87,20 +87,20 @@ def take_steps(
     build = widened if double else lambda build: build
     with (
         mock.patch.object(trainer, "build_encoder", build(trainer.build_encoder)),
-        mock.patch.object(parts, "Objective", build(parts.Objective)),
+        mock.patch.object(objective, "Objective", build(objective.Objective)),
     ):
         run = trainer.Trainer(config, data, Path(tempfile.gettempdir()), processes)
     run.take_step()
     processes.barrier()
     processes.traffic.clear()
     started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-    losses = [float(run.take_step()[0].loss) for _ in range(steps)]
+    losses = [float(run.take_step().loss) for _ in range(steps)]
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     traffic = {name: record.bytes / steps for name, record in processes.traffic.items()}
     calls = sum(record.calls for record in processes.traffic.values()) / steps
     weights = {f"encoder.{name}": value.cpu().numpy() for name, value in run.encoder.state_dict().items()}
-    whole = trainer.whole_model(processes, run._model(), run.labels, run.places)
+    whole = trainer.whole_model(processes, run._model(), run.labels, run.text_of_label)
     if whole is not None:
         weights |= {name: value.numpy() for name, value in whole._head_state().items()}
     return {

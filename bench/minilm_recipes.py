@@ -6,9 +6,9 @@
 A short run that shows that the transformer path of each recipe works, not what the recipes can reach: by default one
 epoch over 1,000 training queries, texts cut at 32 tokens. Both encoders have the same batches, lengths and epochs;
 learning rates are their own. What would wait for later epochs (clusters, hard negatives) starts in the first one.
-Recipes over all labels encode all 2,993 of them in a step, so their batches are larger and their labels take turns
-(`train.label_refresh`). The rows before training rank labels by the cosine of the pretrained
-vectors; for the static encoder these are weighted means of MiniLM's token vectors.
+Recipes over all labels encode all 2,993 of them in a step, so their batches are larger. The rows before training rank
+labels by the cosine of the pretrained vectors; for the static encoder these are weighted means of MiniLM's token
+vectors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "static": {"encoder.kind": "static"},
     "MiniLM": {"encoder.kind": "transformer", "train.learning_rate": 1e-4},
 }
-ALL_LABELS = {"batch.size": 128, "train.label_refresh": 8}
+ALL_LABELS = {"batch.size": 128}
 SAMPLED = {"batch.size": 32}
 SCORED: dict[str, tuple[HeadName, ...]] = {"renee": ("classifier",)}
 """The heads of a recipe that its loss trains, where these are not all."""

@@ -19,12 +19,9 @@ from dexter.training.rows import RowOptimizer
 NARROW = torch.bfloat16
 
 OURS: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
-    "ours adam": (torch.float32, {"kind": "adam"}),
-    "ours adam, bf16 table": (NARROW, {"kind": "adam"}),
-    "ours adam, bf16 table and state": (NARROW, {"kind": "adam", "state_dtype": NARROW}),
-    "ours adagrad by element": (torch.float32, {"kind": "adagrad", "accumulate": "element"}),
-    "ours adagrad by row": (torch.float32, {"kind": "adagrad", "accumulate": "row"}),
-    "ours adagrad by row, bf16 table": (NARROW, {"kind": "adagrad", "accumulate": "row"}),
+    "ours adam": (torch.float32, {}),
+    "ours adam, bf16 table": (NARROW, {}),
+    "ours adam, bf16 table and state": (NARROW, {"state_dtype": NARROW}),
 }
 
 

@@ -46,7 +46,6 @@ def test_assignments_are_toml_or_text():
         ({"batch": {"correct_pool": True}}, "unless pool = 'in-batch'"),
         ({"batch": {"correct_pool": True, "pool": "in-batch"}, "loss": {"name": "bce"}}, "softmax, psl"),
         ({"batch": {"correct_pool": True, "pool": "in-batch", "order": "clustered"}}, "batches are shuffled"),
-        ({"batch": {"fill": True, "pool": "sampled"}}, "unless a sampled pool has a cap"),
         ({"validation": {"metric": "accuracy"}}, "such as P@1"),
     ],
 )

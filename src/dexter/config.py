@@ -22,6 +22,12 @@ from dexter.errors import UsageError
 
 _METRIC = re.compile(r"(P|R|nDCG|PSP|PSnDCG|MRR)@[1-9][0-9]*")
 
+MAX_VALIDATION_QUERIES = 5_000
+"""At most this many training queries are held out for validation."""
+MAX_TUNING_QUERIES = 2_000
+"""At most this many validation queries decide how predictions are made: head, neighbours, probabilities."""
+DEFAULT_RECIPE = "dexter"
+"""The recipe of `dexter.train`, `dexter.plan` and the command line where none is named."""
 CORRECTED_LOSSES = ("decoupled_softmax", "softmax", "psl")
 """The losses that can correct negatives' scores."""
 
@@ -52,8 +58,6 @@ class EncoderConfig:
     """Dropout inside a transformer; share of query tokens left out at random in the static encoder's training."""
     words: int = 100_000
     """Static: at most this many whole words of the training texts get a vector beside the pretrained word pieces."""
-    word_min_count: int = 2
-    """Static: a word of the queries needs this many training queries to get a vector (words of labels always do)."""
     ngrams: int = 1
     """Static: the longest run of neighbouring tokens that gets a (hashed) vector of its own; 1: single tokens only."""
     ngram_buckets: int = 200_000
@@ -62,8 +66,6 @@ class EncoderConfig:
     """Static: each label text also has a vector of its own, so that labels that share all words can differ."""
     positions: bool = True
     """Static: learn how much a token counts by its position in the query (titles come first)."""
-    hidden: int = 0
-    """Static: width of a residual layer after the mean; 0: none."""
 
     def __post_init__(self) -> None:
         _require(self.max_length_query > 0 and self.max_length_label > 0, "encoder.max_length_*", "above 0")
@@ -92,8 +94,6 @@ class BatchConfig:
     """Labels drawn uniformly that join an in-batch or sampled pool."""
     cap: int = 0
     """Most labels of a sampled pool: positives by in-batch count first, then negatives by count; 0: no limit."""
-    fill: bool = False
-    """Whether a sampled pool below its cap takes more positives of the batch: undrawn ones, by in-batch count."""
     label_queries: bool = False
     """Every label text is a training query too, with its label as its positive (Renee)."""
     classifier_positives: int = 0
@@ -106,10 +106,6 @@ class BatchConfig:
     """Epochs between two clusterings and minings."""
     cluster_doubling: int = 0
     """Epochs until clusters double in size, from one query to a whole batch (NGAME); 0: whole batches at once."""
-    suspect_margin: float = 0.0
-    """A label that scores above the query's best positive by more than this is no hard negative; 0: no guard."""
-    approximate_above: int = 200_000
-    """Labels above which hard negatives are found by an approximate index (CPU, extra `ann`); 0: always exactly."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -120,16 +116,10 @@ class BatchConfig:
             "cap",
             "start",
             "cluster_doubling",
-            "approximate_above",
         ):
             _require(getattr(self, name) >= 0, f"batch.{name}", "0 or more")
         _require(self.refresh >= 1, "batch.refresh", "1 or more")
         _require(not (self.hard_negatives and self.pool == "all"), "batch.hard_negatives", "0 with pool = 'all'")
-        _require(
-            not self.fill or (self.pool == "sampled" and self.cap > 0),
-            "batch.fill",
-            "false unless a sampled pool has a cap",
-        )
         _require(
             not self.correct_pool or self.pool == "in-batch", "batch.correct_pool", "false unless pool = 'in-batch'"
         )
@@ -202,25 +192,16 @@ class TrainConfig:
     """Passes over the training queries."""
     learning_rate: float = 0.0
     """Peak learning rate of the encoder; 0: chosen for the encoder."""
-    weights_learning_rate: float = 0.0
-    """Peak learning rate of the static encoder's token and position weights; 0: chosen from the encoder's."""
     head_learning_rate: float = 0.0
     """Peak learning rate of the heads' projections; 0: twice the encoder's."""
     classifier_learning_rate: float = 0.0
     """Peak learning rate of the classifier's rows; 0: ten times a transformer's, or the static encoder's own."""
-    prior_learning_rate: float = 0.02
-    """Peak learning rate of the per-label bias and of the scale and bias of bce."""
     weight_decay: float = 0.0
     """AdamW's decay of matrices; vectors and biases are never decayed."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises; it then falls linearly to zero."""
     gradient_clip: float = 0.0
     """Largest norm of the gradient; 0: no limit."""
-    label_backward: float = 0.0
-    """Labels whose gradient norm is below this share of the largest are left out of the backward pass; 0: none. Saves
-    time with transformers; small gradients that add up are lost (bench/label_step.py measures both)."""
-    label_refresh: int = 1
-    """Labels that no query of the batch needs are re-encoded every so many steps; 1: every step."""
     tokens_per_micro_batch: int = 0
     """Tokens encoded at once; 0: chosen for the device."""
     device: str = "auto"
@@ -236,8 +217,6 @@ class TrainConfig:
         _require(self.epochs > 0, "train.epochs", "above 0")
         _require(self.learning_rate >= 0, "train.learning_rate", "0 or more")
         _require(0 <= self.warmup <= 1, "train.warmup", "between 0 and 1")
-        _require(0 <= self.label_backward < 1, "train.label_backward", "at least 0 and below 1")
-        _require(self.label_refresh >= 1, "train.label_refresh", "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,8 +225,6 @@ class ValidationConfig:
 
     fraction: float = 0.05
     """Share of the training queries held out; 0: none, the last model is kept."""
-    maximum: int = 5_000
-    """At most this many queries are held out."""
     metric: str = "auto"
     """What the best model has most of, such as P@1; `auto`: nDCG@5, which looks at more places and so varies less."""
     every_epochs: float = 1.0
@@ -278,19 +255,16 @@ class ScoringConfig:
     neighbours: int = 200_000
     """Training queries (vectors, labels, beginnings of texts) are kept with the model, so that the nearest can vote
     and be shown, if there are at most this many; 0: never."""
-    tuning_queries: int = 2_000
-    """At most this many validation queries decide about neighbours and probabilities."""
 
     def __post_init__(self) -> None:
         _require(self.neighbours >= 0, "scoring.neighbours", "0 or more")
-        _require(self.tuning_queries > 0, "scoring.tuning_queries", "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
-    recipe: str = "dexml"
+    recipe: str = DEFAULT_RECIPE
     """The recipe this configuration started from."""
     seed: int = 0
     """Fixes every random choice."""

@@ -78,19 +78,12 @@ def test_in_batch_pool_is_the_union_of_positives(relevance, rng):
     assert pairs(pool.positives, pool.labels) == relevant(relevance)
 
 
-def test_unsampled_positives_in_the_pool_are_positive_or_ignored(relevance):
+def test_undrawn_positives_that_another_query_brought_are_positive(relevance):
     for seed in range(20):
-        counted, ignored = (
-            in_batch(relevance, ROWS, rng=np.random.default_rng(seed), sample_positives=1, unsampled=choice)
-            for choice in ("positive", "ignore")
-        )
-        np.testing.assert_array_equal(counted.labels, ignored.labels)
-        inside = {pair for pair in relevant(relevance) if pair[1] in set(counted.labels.tolist())}
-        assert pairs(counted.positives, counted.labels) == inside
-        drawn, rest = pairs(ignored.positives, ignored.labels), pairs(ignored.ignore, ignored.labels)
-        assert drawn | rest == inside
-        assert not drawn & rest
-        assert len(drawn) == sum(relevance[[row]].nnz > 0 for row in ROWS)
+        pool = in_batch(relevance, ROWS, rng=np.random.default_rng(seed), sample_positives=1)
+        inside = {pair for pair in relevant(relevance) if pair[1] in set(pool.labels.tolist())}
+        assert pairs(pool.positives, pool.labels) == inside
+        assert pool.ignore is None
 
 
 def test_sampled_pool_re_derives_positives_over_the_whole_pool(relevance, rng):
@@ -120,31 +113,6 @@ def test_the_cap_keeps_positives_by_count_then_negatives_by_count(rng):
     assert order[:4] == [11, 5, 2, 7]
     assert set(order[4:6]) == {8, 9}
     assert order[6] == 0
-
-
-def test_a_pool_below_its_cap_is_filled_with_undrawn_positives_by_count(rng):
-    dense = np.zeros((4, 20), dtype=np.float32)
-    dense[:, 11], dense[:3, 5], dense[:2, 2], dense[3, 17] = 1, 1, 1, 1
-    weights = dense.copy()
-    weights[:, 11] = 1e6  # every query draws this one
-    hard = np.array([[7, 8], [7, 8], [7, 9], [0, -1]])
-    order = []
-    for cap in range(1, 12):
-        labels = sampled(csr_matrix(weights), np.arange(4), hard, rng=rng, max_positives=1, cap=cap, fill=True).labels
-        assert len(labels) == min(cap, 8)
-        order += [label for label in labels.tolist() if label not in order]
-    assert order[:3] == [11, 7, 8]
-    assert set(order[:5]) == {11, 7, 8, 9, 0}, "further positives come after hard negatives"
-    assert order[5:] == [5, 2, 17]
-
-
-def test_a_filled_pool_brings_its_positives_for_every_query(relevance, rng):
-    filled = sampled(relevance, ROWS, rng=rng, max_positives=1, num_random=3, cap=NUM_LABELS, fill=True)
-    check_pool(filled)
-    assert pairs(filled.positives, filled.labels) == relevant(relevance)
-    everything = {label for _, label in relevant(relevance)}
-    assert everything <= set(filled.labels.tolist())
-    assert filled.num_labels <= len(everything) + 3
 
 
 def test_equals_under_the_cap_are_left_to_chance(rng):
@@ -202,7 +170,7 @@ def test_empty_batches_and_batches_without_positives(rng):
     for pool in (
         in_batch(nothing, np.arange(3), rng=rng),
         sampled(nothing, np.arange(3), rng=rng, max_positives=2, cap=4),
-        in_batch(nothing, np.arange(3), rng=rng, sample_positives=1, unsampled="ignore"),
+        in_batch(nothing, np.arange(3), rng=rng, sample_positives=1),
     ):
         assert pool.num_labels == len(pool.positives) == 0
     assert len(all_labels(nothing, np.arange(0), rng=rng, sample_positives=1).positives) == 0
@@ -265,12 +233,8 @@ def test_inclusion_probabilities_match_the_binomial_ratio_and_the_extremes():
 
 
 def test_wrong_arguments_say_what_was_expected(relevance, rng):
-    with pytest.raises(UsageError, match="'positive' or 'ignore'"):
-        in_batch(relevance, ROWS, rng=rng, unsampled="negative")
     with pytest.raises(UsageError, match="1 or more"):
         sampled(relevance, ROWS, rng=rng, max_positives=0)
-    with pytest.raises(UsageError, match="cannot be filled"):
-        sampled(relevance, ROWS, rng=rng, max_positives=1, fill=True)
     with pytest.raises(UsageError, match="cannot be drawn"):
         log_inclusion_probability(np.ones(3), num_queries=4, batch_size=5)
 

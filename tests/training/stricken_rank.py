@@ -18,13 +18,15 @@ def main():
 
     def stricken(self):
         first_attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-        if what != "NONE" and first_attempt and self.world.rank == 1 and self.step == step:
+        if what != "NONE" and first_attempt and self.processes.rank == 1 and self.step == step:
             os.kill(os.getpid(), getattr(signal, f"SIG{what}"))
         return take_step(self)
 
     module.Trainer.take_step = stricken
     changes = {"train.epochs": 3, "train.checkpoint_steps": 5, "encoder.dropout": 0.1, "loss.prior": True}
-    dexter.train(make_world(num_train=200), recipe="dexml", out=out, overrides={**SMALL, **changes})
+    dexter.train(
+        make_world(num_train=200), recipe="dexml", out=out, overrides={**SMALL, **changes}, keep_checkpoints=True
+    )
 
 
 if __name__ == "__main__":

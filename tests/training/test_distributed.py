@@ -103,7 +103,7 @@ def search_together(world, queries, labels, rows, counts, relevance):
     own = {"label_ids": ids, "processes": world}
     held = torch.from_numpy(ids)
     found = search_shards(queries, labels[held], 6, exclude=relevance[:, ids], **own)
-    mined = mine_hard_negatives(queries, labels[held], relevance[:, ids], num_negatives=7, margin=0.1, **own)
+    mined = mine_hard_negatives(queries, labels[held], relevance[:, ids], num_negatives=7, **own)
     leaves = balanced_clusters(queries.numpy(), 4, seed=1, processes=world)
     filled, unseen = torch.zeros_like(rows), rows[held][counts[ids] == 0].flip(1)
     filled[held] = fill_unseen_rows(

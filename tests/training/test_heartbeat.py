@@ -2,10 +2,10 @@
 
 import time
 
-from dexter.training.heartbeat import Heartbeat
+from dexter.training.distributed import Heartbeat
 
 
-class Memory(dict):
+class DictStore(dict):
     def set(self, name, text):
         self[name] = text.encode()
 
@@ -14,7 +14,7 @@ class Memory(dict):
 
 
 def pair(seconds=0.4):
-    store, said = Memory(), []
+    store, said = DictStore(), []
     beats = [Heartbeat(store, rank=rank, size=2, seconds=seconds, end=said.append) for rank in range(2)]
     return store, beats, said
 
@@ -22,7 +22,7 @@ def pair(seconds=0.4):
 def test_a_silent_rank_is_named():
     _, (first, _second), said = pair()
     first.start()
-    first.meet("sum")
+    first.enter("sum")
     time.sleep(1.0)
     assert len(said) == 1
     assert "rank 1 gave no sign of life" in said[0]
@@ -32,13 +32,13 @@ def test_a_silent_rank_is_named():
 def test_a_late_rank_is_waited_for_and_named(caplog):
     _, beats, said = pair()
     [beat.start() for beat in beats]
-    beats[0].meet("gradients")
+    beats[0].enter("gradients")
     time.sleep(1.0)
     assert not said
     assert "rank 0 has waited" in caplog.text
     assert "rank 1 (working)" in caplog.text
-    beats[1].meet("gradients")
-    [beat.go_on() for beat in beats]
+    beats[1].enter("gradients")
+    [beat.exit() for beat in beats]
     [beat.leave() for beat in beats]
 
 

@@ -16,7 +16,8 @@ from dexter.errors import ModelError
 from dexter.evaluation import evaluate
 from dexter.predict.predictor import Predictor
 from dexter.processes import LabelShard
-from dexter.training import parts, train
+from dexter.training import objective as objective_module
+from dexter.training import train
 from dexter.training import trainer as module
 from dexter.training.checkpoint import load_checkpoint
 from dexter.training.presets import resolve_presets
@@ -46,7 +47,7 @@ def make_trainer(world, dataset, recipe, changes, folder):
     config = resolve_presets(load_config(recipe, settings(recipe, **changes)), dataset)
     with (
         mock.patch.object(module, "build_encoder", widened(module.build_encoder)),
-        mock.patch.object(parts, "Objective", widened(parts.Objective)),
+        mock.patch.object(objective_module, "Objective", widened(objective_module.Objective)),
     ):
         return module.Trainer(config, dataset, folder, world)
 
@@ -58,9 +59,9 @@ def take_steps(world, dataset, cases, folder):
 
 def _steps(world, dataset, recipe, changes, folder):
     trainer = make_trainer(world, dataset, recipe, changes, folder)
-    losses = [float(trainer.take_step()[0].loss) for _ in range(NUM_STEPS)]
+    losses = [float(trainer.take_step().loss) for _ in range(NUM_STEPS)]
     weights = {f"encoder.{name}": value.numpy().copy() for name, value in trainer.encoder.state_dict().items()}
-    whole = module.whole_model(world, trainer._model(), trainer.labels, trainer.places)
+    whole = module.whole_model(world, trainer._model(), trainer.labels, trainer.text_of_label)
     if whole is not None:
         weights |= {name: value.numpy().copy() for name, value in whole._head_state().items()}
         weights["representations"] = whole.representations_LD.numpy().copy()
@@ -89,12 +90,11 @@ def assert_equal_to_one_process(num_ranks, dataset, cases, folder):
 
 
 VARIANTS = [
-    ("dexml", {"train.label_refresh": 3}),
-    ("dexml", {"train.label_backward": 0.05, "train.tokens_per_micro_batch": 20}),
+    ("dexml", {"train.tokens_per_micro_batch": 20}),
     ("dexml", {"batch.positives": 1, "train.gradient_clip": 0.05}),
     ("dexml", {"batch.pool": "in-batch", "batch.correct_pool": True}),
-    ("dexter", {"train.gradient_clip": 0.05, "encoder.hidden": 16}),
-    ("unidec", {"loss.prior": True, "batch.suspect_margin": 0.1}),
+    ("dexter", {"train.gradient_clip": 0.05}),
+    ("unidec", {"loss.prior": True}),
 ]
 
 
@@ -123,7 +123,7 @@ def test_a_rank_without_labels_and_without_queries(tmp_path):
     texts = ["river stone"] * 3 + ["cloud amber"] * 2
     world = Dataset("twins", texts, world.label_ids, world.train, world.test)
     changes = {"batch.size": 2, "validation.fraction": 0.0}
-    cases = [("dexml", changes), ("unidec", changes), ("dexter", changes | {"train.label_refresh": 2})]
+    cases = [("dexml", changes), ("unidec", changes), ("dexter", changes)]
     assert_equal_to_one_process(3, world, cases, tmp_path)
 
 
@@ -138,7 +138,7 @@ def test_labels_are_dealt_out_by_text():
 
 def dropped(world, dataset, folder):
     trainer = make_trainer(world, dataset, "dexml", {"encoder.dropout": 0.5}, folder)
-    return [torch.rand(5).tolist(), float(trainer.take_step()[0].loss)]
+    return [torch.rand(5).tolist(), float(trainer.take_step().loss)]
 
 
 def test_ranks_drop_different_features(tmp_path):
@@ -153,13 +153,13 @@ def go_on(world, dataset, recipe, changes, folder, until):
     trainer.restore()
     losses = []
     while trainer.step < until:
-        losses.append(float(trainer.take_step()[0].loss))
+        losses.append(float(trainer.take_step().loss))
     trainer.save()
     return losses
 
 
 @pytest.mark.parametrize(
-    ("recipe", "changes"), [("unidec", {"loss.prior": True}), ("dexml", {"train.label_refresh": 3})], ids=str
+    ("recipe", "changes"), [("unidec", {"loss.prior": True}), ("dexml", {"loss.prior": True})], ids=str
 )
 def test_resumed_on_two_then_three_then_one(tmp_path, recipe, changes):
     dataset = make_world(num_train=200)

@@ -1,5 +1,6 @@
 """Training end to end on a small world: it learns, it repeats, it resumes bit for bit, it stops cleanly."""
 
+import inspect
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 import dexter
+from dexter.cli import main as cli
+from dexter.config import DEFAULT_RECIPE, Config
 from dexter.errors import DivergedError, Interrupted, UsageError
 from dexter.training import trainer as module
 from dexter.training.checkpoint import load_checkpoint
@@ -32,7 +35,7 @@ def assert_same_weights(first, second):
 
 def train(world, out, *, recipe="dexml", **changes):
     overrides = {**SMALL, **changes}
-    return dexter.train(world, recipe=recipe, out=out, overrides=overrides)
+    return dexter.train(world, recipe=recipe, out=out, overrides=overrides, keep_checkpoints=True)
 
 
 @pytest.mark.parametrize("recipe", ["dexter", "dexml", "dexml-topk", "infonce", "bce"])
@@ -61,7 +64,6 @@ VARIANTS = {
     "dropout": {"encoder.dropout": 0.2},
     "sampled": {"batch.positives": 1},
     "in-batch": {"batch.pool": "in-batch"},
-    "lazy labels": {"train.label_refresh": 3},
     "prior": {"loss.prior": True},
     "micro-batches": {"train.tokens_per_micro_batch": 20, "encoder.dropout": 0.2},
 }
@@ -77,7 +79,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(world, tmp_path, monkeypatch, vari
         with pytest.raises(Interrupted):
             dexter.train(world, recipe="dexml", out=run, overrides={**SMALL, **changes}, resume=run.exists())
         monkeypatch.undo()
-    dexter.train(world, out=run, resume=True)
+    dexter.train(world, out=run, resume=True, keep_checkpoints=True)
     assert_same_weights(tmp_path / "whole", run)
     whole, parts = (
         [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -152,13 +154,31 @@ def test_without_validation_the_last_model_is_kept(world, tmp_path):
     assert dexter.Predictor.load(run.path).predict(["river"], k=2)
 
 
-def test_lazy_and_selective_label_gradients_stay_close(world, tmp_path):
-    exact = train(world, tmp_path / "exact", **{"train.epochs": 4})
-    lazy = train(
-        world, tmp_path / "lazy", **{"train.epochs": 4, "train.label_refresh": 4, "train.label_backward": 0.01}
-    )
-    scores = [dexter.evaluate(run.path, world, ks=(1, 5), num_resamples=0).metrics["P@1"] for run in (exact, lazy)]
-    assert abs(scores[0] - scores[1]) < 6
+def test_the_default_recipe_is_that_of_the_command_line(world, tmp_path):
+    run = dexter.train(world, out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1})
+    assert run.config.recipe == Config().recipe == DEFAULT_RECIPE == "dexter"
+    assert inspect.signature(cli.train).parameters["recipe"].default == DEFAULT_RECIPE
+    assert inspect.signature(dexter.plan).parameters["recipe"].default == DEFAULT_RECIPE
+
+
+def test_a_finished_run_keeps_its_model_and_drops_its_checkpoints(world, tmp_path, caplog):
+    caplog.set_level("INFO", logger="dexter")
+    run = dexter.train(world, out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1})
+    assert not (run.path / "checkpoints").exists()
+    assert dexter.Predictor.load(run.path).predict(["river"], k=2)
+    again = dexter.train(world, out=run.path, resume=True)
+    assert again == run
+    assert "is finished already" in caplog.text
+    kept = dexter.train(world, out=tmp_path / "kept", overrides={**SMALL, "train.epochs": 1}, keep_checkpoints=True)
+    assert load_checkpoint(kept.path / "checkpoints").step > 0
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "gpu", "meta"])
+def test_a_device_that_is_not_there_is_a_usage_error(world, tmp_path, monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError, match=r"train\.device.*cpu"):
+        train(world, tmp_path / "run", **{"train.device": device})
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -168,7 +188,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
     code = (
         "import sys, dexter; from tests.conftest import SMALL, make_world\n"
         "over = {**SMALL, 'train.epochs': 200, 'train.checkpoint_steps': 25, 'encoder.dropout': 0.1}\n"
-        "dexter.train(make_world(), recipe='dexml', out=sys.argv[1], overrides=over, resume=True)\n"
+        "more = {'resume': True, 'keep_checkpoints': True}\n"
+        "dexter.train(make_world(), recipe='dexml', out=sys.argv[1], overrides=over, **more)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code]
@@ -228,7 +249,7 @@ def test_resuming_keeps_clusters_shortlists_and_the_classifier(world, tmp_path, 
         with pytest.raises(Interrupted):
             dexter.train(world, recipe=recipe, out=run, overrides={**SMALL, **quick(recipe)}, resume=run.exists())
         monkeypatch.undo()
-    dexter.train(world, out=run, resume=True)
+    dexter.train(world, out=run, resume=True, keep_checkpoints=True)
     assert_same_weights(tmp_path / "whole", run)
 
 

@@ -16,7 +16,7 @@ from dexter.model.model import Model
 from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings
 from dexter.predict.rank import RankingChoice
 from dexter.predict.scoring import Scoring, read_scoring
-from dexter.training.parts import make_splits
+from dexter.training.run import make_splits
 from dexter.training.tuning import Trial, choose_scoring, keep_training_queries
 from tests.conftest import SMALL, make_world
 

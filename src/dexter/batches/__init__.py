@@ -1,4 +1,4 @@
-"""Which queries meet which labels in a step."""
+"""Batches: the queries of each step and the labels they are scored against."""
 
 from dexter.positives import Positives
 

@@ -1,7 +1,7 @@
-"""Balanced clusters: vectors halved again and again until each cluster is as small as a batch.
+"""Balanced clusters: vectors are halved recursively until each cluster is at most as large as a batch.
 
-A node is split by two spherical means: points are ordered by the difference of their products with the two centroids
-and cut in the middle, so that all clusters of a level have the same size within one. All nodes of a level are split
+A node is split by spherical 2-means: points are ordered by the difference of their products with the two centroids and
+cut in the middle, so that the sizes of all clusters of a level differ by at most one. All nodes of a level are split
 together, as matrix products.
 
 Shapes: N points, D dimensions, M nodes of a level, S points of a node, P points of a node that its centroids are
@@ -27,18 +27,18 @@ BLOCK_BYTES = 4 * 2**20
 def balanced_clusters(
     vectors_ND: np.ndarray, leaf_size: int, *, seed: int, iterations: int = 10, processes: Processes | None = None
 ) -> list[np.ndarray]:
-    """Split points in clusters of at most `leaf_size`, equal in size within one, by recursive balanced 2-means.
+    """Split points into clusters of at most `leaf_size`, sizes differing by at most one, by recursive balanced 2-means.
 
     There are 2 ** ceil(log2(N / leaf_size)) clusters (fewer where that exceeds the number of points: none is empty).
     Neighbours in the list are neighbours in space: clusters 2i and 2i + 1 were one until the last split. The result
     depends on the vectors and the seed alone.
 
     Args:
-        vectors_ND: one vector per point, of length 1 where the cosine is the similarity that matters.
-        leaf_size: most points in a cluster.
-        seed: of the points the centroids start from.
-        iterations: most refinements of the two centroids of a node; it stops when no point changes sides.
-        processes: those that have the same vectors and share the work; the result is that of one, bit for bit.
+        vectors_ND: one vector per point, of unit length for cosine similarity.
+        leaf_size: largest number of points in a cluster.
+        seed: decides the points that the centroids start from.
+        iterations: largest number of refinements of a node's centroids; stops when no point changes sides.
+        processes: processes that have the same vectors and share the work; the result is that of one, bit for bit.
 
     Returns:
         Row numbers of each cluster, ascending.
@@ -75,7 +75,7 @@ def _learn_directions(
         chosen_MP = _choose_points(nodes_MS, num_points, rng)
         if number % processes.size == processes.rank:
             directions_MD[start : start + block] = _two_means(vectors_ND[chosen_MP], iterations)
-    return _put_together(directions_MD, processes)
+    return _join_blocks(directions_MD, processes)
 
 
 def _choose_points(members_MS: np.ndarray, num_points: int, rng: np.random.Generator) -> np.ndarray:
@@ -86,7 +86,7 @@ def _choose_points(members_MS: np.ndarray, num_points: int, rng: np.random.Gener
     else:
         places = rng.permuted(np.broadcast_to(np.arange(size), members_MS.shape), axis=1)
     chosen = np.take_along_axis(members_MS, places, axis=1)
-    # A gap counts as the last member: one point seen twice does no harm to a mean.
+    # A gap becomes the last member: a point that occurs twice hardly changes a mean.
     return np.where(chosen < 0, members_MS[:, -1:], chosen)
 
 
@@ -117,7 +117,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _project(
     vectors_ND: np.ndarray, members_MS: np.ndarray, directions_MD: np.ndarray, processes: Processes
 ) -> np.ndarray:
-    """The product of each point with the direction of its node; minus infinity in gaps. Processes take turns."""
+    """The product of each point with its node's direction, minus infinity in gaps; processes take turns."""
     num_nodes, size = members_MS.shape
     products_MS = np.zeros(members_MS.shape, dtype=np.float32)
     # Blocks of whole nodes, or of a part of one node where a node is large.
@@ -128,13 +128,13 @@ def _project(
         block = np.s_[node : node + nodes, point : point + points]
         gathered = vectors_ND[members_MS[block]]
         products_MS[block] = np.matmul(gathered, directions_MD[node : node + nodes, :, None])[:, :, 0]
-    products_MS = _put_together(products_MS, processes)
+    products_MS = _join_blocks(products_MS, processes)
     products_MS[members_MS < 0] = -np.inf
     return products_MS
 
 
-def _put_together(values: np.ndarray, processes: Processes) -> np.ndarray:
-    """Blocks of all ranks; each is zero on all but one, so that their sum is exact."""
+def _join_blocks(values: np.ndarray, processes: Processes) -> np.ndarray:
+    """Join the blocks of all processes: each is zero on all but one, so that their sum is exact."""
     if processes.size == 1:
         return values
     import torch

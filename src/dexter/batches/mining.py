@@ -1,7 +1,7 @@
 """Hard negatives: labels that score high for a query and are not among its positives.
 
-`mine_hard_negatives` makes a shortlist per query, once per refresh. `draw_hard_negatives` picks the few that a step
-uses. Draws are a function of the seed, the query and the epoch: there is no state to keep or to save.
+`mine_hard_negatives` makes a shortlist per query at every refresh. `draw_hard_negatives` draws the few that a step
+uses. Draws are a function of the seed, the query and the epoch: there is no state to save.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from dexter.processes import Processes
 
 log = logging.getLogger("dexter")
-PAIRS_AT_ONCE = 16_384
-"""Positive pairs scored at a time."""
+APPROXIMATE_ABOVE = 200_000
+"""Above this many labels hard negatives are found by an approximate index (CPU, extra `ann`)."""
 
 
 def mine_hard_negatives(
@@ -32,13 +32,11 @@ def mine_hard_negatives(
     relevance: csr_matrix,
     *,
     num_negatives: int,
-    margin: float | None = None,
-    approximate_above: int = 0,
-    memory_budget: int = 256 * 2**20,
+    approximate_above: int = APPROXIMATE_ABOVE,
     label_ids: np.ndarray | None = None,
     processes: Processes | None = None,
 ) -> np.ndarray:
-    """The highest scoring labels of each query that are not relevant to it.
+    """The highest-scoring labels of each query that are not relevant to it.
 
     Args:
         queries_ND: one vector per query.
@@ -46,15 +44,12 @@ def mine_hard_negatives(
         relevance: queries x labels; stored entries are positives and never returned.
         num_negatives: shortlist length, |H|. With eta draws per step and a refresh every r epochs, eta * r lets every
             one be drawn once.
-        margin: guard against positives that are missing from the data. A label is left out when it scores above the
-            query's best positive by more than this: score > max over positives + margin. The next best label takes its
-            place. Queries without positives are not guarded. None: no guard.
         approximate_above: labels above which an approximate index is built and searched, which finds nearly all of
             what exact search finds; where that is not possible or not worth it (no faiss, vectors on an accelerator,
-            several ranks), search is exact. 0: exact always.
-        memory_budget: bytes for the scores that exact search holds at a time.
-        label_ids: where several ranks hold the labels, the ids of those held here; vectors and relevance are theirs.
-        processes: who holds the other labels.
+            several processes), search is exact. 0: always exact.
+        label_ids: where several processes hold the labels, the ids of those held here; `labels_LD` and the columns of
+            `relevance` are then those of these labels.
+        processes: the processes that hold the other labels.
 
     Returns:
         int32, queries x num_negatives, best first; -1 where there are fewer.
@@ -63,32 +58,24 @@ def mine_hard_negatives(
 
     from dexter.index import search_shards
 
-    ceiling = None
-    if margin is not None:
-        best = torch.from_numpy(best_positive_scores(queries_ND, labels_LD, relevance))
-        best = best if processes is None else processes.max(best)
-        ceiling = best.numpy() + np.float32(margin)
-        ceiling[np.isneginf(ceiling)] = np.inf
-    alone = processes is None or processes.size == 1
-    many = alone and 0 < approximate_above < len(labels_LD)
-    index = _approximate_index(queries_ND, labels_LD) if many else None
+    is_single = processes is None or processes.size == 1
+    has_many_labels = 0 < approximate_above < len(labels_LD)
+    index = _approximate_index(queries_ND, labels_LD) if is_single and has_many_labels else None
     if index is not None:
-        return index.search(queries_ND, num_negatives, exclude=relevance, ceiling=ceiling).ids.astype(np.int32)
+        return index.search(queries_ND, num_negatives, exclude=relevance).ids.astype(np.int32)
     found = search_shards(
         torch.as_tensor(queries_ND),
         torch.as_tensor(labels_LD),
         num_negatives,
         label_ids=label_ids,
         processes=processes,
-        memory_budget=memory_budget,
         exclude=relevance,
-        ceiling=ceiling,
     )
     return found.ids.astype(np.int32)
 
 
 def _approximate_index(queries_ND: Tensor | np.ndarray, labels_LD: Tensor | np.ndarray) -> Index | None:
-    """An index that is quicker than exact search, or None where there cannot be one; a log line says why."""
+    """Build an approximate index, or return None, with a log line that says why, where that is not possible."""
     import torch
 
     from dexter.index import build
@@ -108,33 +95,13 @@ def _approximate_index(queries_ND: Tensor | np.ndarray, labels_LD: Tensor | np.n
         return None
 
 
-def best_positive_scores(
-    queries_ND: Tensor | np.ndarray, labels_LD: Tensor | np.ndarray, relevance: csr_matrix
-) -> np.ndarray:
-    """The score of each query's best positive, float32; minus infinity for queries without positives."""
-    import torch
-
-    queries_ND, labels_LD = torch.as_tensor(queries_ND), torch.as_tensor(labels_LD)
-    pair_rows = torch.from_numpy(np.repeat(np.arange(relevance.shape[0]), np.diff(relevance.indptr)))
-    pair_columns = torch.from_numpy(relevance.indices.astype(np.int64))
-    best = torch.full((relevance.shape[0],), -torch.inf)
-    for start in range(0, len(pair_rows), PAIRS_AT_ONCE):
-        rows, columns = pair_rows[start : start + PAIRS_AT_ONCE], pair_columns[start : start + PAIRS_AT_ONCE]
-        queries = queries_ND[rows.to(queries_ND.device)].to(labels_LD.device, torch.float32)
-        scores = torch.einsum("pd,pd->p", queries, labels_LD[columns.to(labels_LD.device)].to(torch.float32))
-        best.scatter_reduce_(0, rows, scores.detach().cpu(), reduce="amax")
-    result: np.ndarray = best.numpy()
-    return result
-
-
 def draw_hard_negatives(
     shortlist: np.ndarray, rows: np.ndarray, num_draws: int, *, epoch: int, refreshed_at: int, seed: int
 ) -> np.ndarray:
-    """The hard negatives of a step: `num_draws` of each query's shortlist, without replacement between refreshes.
+    """Draw `num_draws` hard negatives of each query from its shortlist, without replacement between refreshes.
 
     Each query's shortlist is put in a random order of its own, and the epochs since the refresh take successive parts
-    of it. When fewer than `num_draws` are left, a new order begins. Queries with short shortlists have their gaps in
-    the last parts.
+    of it. When fewer than `num_draws` are left, a new order begins. Empty places of short shortlists come last.
 
     Args:
         shortlist: queries x |H| label ids, -1 where there is none (see `mine_hard_negatives`).
@@ -155,14 +122,14 @@ def draw_hard_negatives(
     parts_per_order = shortlist.shape[1] // num_draws if num_draws else 1
     order_number, part = divmod(epoch - refreshed_at, parts_per_order)
     candidates = shortlist[rows]
-    ranks = _hash(seed, refreshed_at, order_number, rows=rows, width=shortlist.shape[1])
-    ranks[candidates < 0] = np.iinfo(np.uint64).max
-    order = np.argsort(ranks, axis=1, kind="stable")[:, part * num_draws : (part + 1) * num_draws]
+    keys = _hash(seed, refreshed_at, order_number, rows=rows, width=shortlist.shape[1])
+    keys[candidates < 0] = np.iinfo(np.uint64).max
+    order = np.argsort(keys, axis=1, kind="stable")[:, part * num_draws : (part + 1) * num_draws]
     return np.take_along_axis(candidates, order, axis=1)
 
 
 def _hash(*numbers: int, rows: np.ndarray, width: int) -> np.ndarray:
-    """len(rows) x width random numbers that depend on the numbers, the row and the place alone."""
+    """len(rows) x width random numbers that depend only on `numbers`, the row and the column."""
     start = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
     with np.errstate(over="ignore"):
         streams = _mix(np.asarray(rows, dtype=np.uint64) + start)

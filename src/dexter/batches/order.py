@@ -1,11 +1,12 @@
 """Query orders: which queries make up each step of an epoch.
 
-An order is a function of the seed and the epoch alone (and of the clusters, where there are any), so a run resumes from
-(epoch, position) without saved state. Every query comes once in an epoch.
+An order is a function of the seed and the epoch (and of the clusters, where there are any), so that a run resumes
+without saved state. Every query occurs once in an epoch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,22 +15,22 @@ from dexter.errors import UsageError
 
 
 def shuffled(num_queries: int, num_batches: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """So many random batches, equal in size within one, so that no step is a small rest."""
+    """Split a random order of the queries into `num_batches` batches whose sizes differ by at most one."""
     _check_num_batches(num_batches, num_queries, "queries")
     return np.array_split(np.random.default_rng([seed, epoch]).permutation(num_queries), num_batches)
 
 
 def clustered(leaves: Sequence[np.ndarray], num_batches: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """So many batches of similar queries: clusters in random order, each a batch where there are as many of both.
+    """Put clusters of similar queries in random order and split them into `num_batches` batches.
 
-    Where there are more clusters they are joined in that random order: a batch then holds several groups of similar
-    queries. Clusters stay whole, and the number of them per batch is equal within one.
+    Where there are as many clusters as batches each cluster is a batch. Where there are more, a batch holds several;
+    clusters stay whole, and the numbers of clusters per batch differ by at most one.
 
     Args:
         leaves: query numbers of each cluster (see `balanced_clusters`).
-        num_batches: batches of an epoch; no more than there are clusters.
-        seed: of the order of the clusters.
-        epoch: of which the order is asked for.
+        num_batches: batches of an epoch; at most the number of clusters.
+        seed: with `epoch`, decides the order of the clusters.
+        epoch: the number of the epoch.
     """
     _check_num_batches(num_batches, len(leaves), "clusters")
     order = np.random.default_rng([seed, epoch]).permutation(len(leaves))
@@ -37,7 +38,7 @@ def clustered(leaves: Sequence[np.ndarray], num_batches: int, *, seed: int, epoc
 
 
 def curriculum_cluster_size(epoch: int, *, double_every: int, maximum: int, start: int = 1) -> int:
-    """Cluster size of an epoch under a doubling curriculum: from random batches (size 1) to batches of one cluster.
+    """Cluster size of an epoch under a doubling curriculum: from random batches (size 1) to one cluster per batch.
 
     The size starts at `start` and doubles every `double_every` epochs until it reaches `maximum` (the batch size), so
     negatives become harder as the encoder becomes better.
@@ -52,7 +53,16 @@ def curriculum_cluster_size(epoch: int, *, double_every: int, maximum: int, star
     return min(start << doublings, maximum)
 
 
+def steps_per_epoch(num_queries: int, batch_size: int, *, is_clustered: bool) -> int:
+    """Number of batches of an epoch; a power of two where batches are clusters, which come from repeated halving."""
+    batches = -(-num_queries // batch_size)
+    if not is_clustered:
+        return batches
+    # Halving stops at single queries: where their number is no power of two, batches of one are joined to pairs.
+    return 1 << min(math.ceil(math.log2(batches)), math.floor(math.log2(num_queries)))
+
+
 def _check_num_batches(num_batches: int, available: int, what: str) -> None:
-    """Raise a UsageError unless every batch gets something."""
+    """Raise a UsageError unless every batch gets a query or a cluster."""
     if not 1 <= num_batches <= available:
         raise UsageError(f"{available:,} {what} cannot make {num_batches:,} batches: expected 1 to {available:,}")

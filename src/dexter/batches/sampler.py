@@ -1,12 +1,14 @@
-"""Which queries and labels meet in a step, from the settings: order, clusters, mined negatives and pools of a run.
+"""The sampler of a run: the queries of each step and their label pool, as the settings say.
 
-Batches and draws depend on the seed, the epoch and the step alone. What depends on the model (clusters and shortlists)
-is made at a refresh and kept in checkpoints, so that a resumed run continues with the same.
+Batches and draws depend on the seed, the epoch and the step only. What depends on the model (clusters and shortlists)
+is computed at a refresh and saved in checkpoints, so that a resumed run continues with the same.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from dexter.batches.clusters import balanced_clusters
 from dexter.batches.mining import draw_hard_negatives, mine_hard_negatives
-from dexter.batches.order import clustered, curriculum_cluster_size, shuffled
+from dexter.batches.order import clustered, curriculum_cluster_size, shuffled, steps_per_epoch
 from dexter.batches.pool import (
     Pool,
     all_labels,
@@ -26,7 +28,6 @@ from dexter.batches.pool import (
     with_extra_positives,
     without_pairs,
 )
-from dexter.batches.stopwatch import Stopwatch
 from dexter.config import BatchConfig
 from dexter.data import Split
 from dexter.processes import LabelShard, Processes
@@ -46,15 +47,11 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch; a power of two where batches are clusters, which come from repeated halving."""
-        batches = -(-self.num_queries // self.config.size)
-        if self.config.order != "clustered":
-            return batches
-        # Halving stops at single queries: batches of one are joined to pairs where their number is no power of two.
-        return 1 << min(math.ceil(math.log2(batches)), math.floor(math.log2(self.num_queries)))
+        """Number of batches of an epoch."""
+        return steps_per_epoch(self.num_queries, self.config.size, is_clustered=self.config.order == "clustered")
 
     def is_due_refresh(self, step: int) -> bool:
-        """Whether clusters and shortlists must be made anew before this step."""
+        """Whether clusters and shortlists must be computed before this step."""
         epoch, position = divmod(step, self.steps_per_epoch)
         since = epoch - self.config.start
         wanted = self.config.order == "clustered" or self.config.hard_negatives > 0
@@ -70,13 +67,18 @@ class Sampler:
         *,
         shard: LabelShard | None = None,
         processes: Processes | None = None,
-        watch: Stopwatch | None = None,
+        watch: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Cluster the queries and mine hard negatives with the vectors of the model as it is now.
+        """Cluster the queries and mine hard negatives with the current model's vectors.
 
-        Queries are all of the split; labels are those that this rank holds.
+        Args:
+            step: the step that comes next.
+            queries_ND: vectors of all queries of the split.
+            labels_LD: vectors of the labels that this process holds.
+            shard: which labels these are; all of them if left out.
+            processes: the processes that hold the other labels.
+            watch: times the phases `cluster` and `mine`.
         """
-        watch = watch or Stopwatch()
         epoch = step // self.steps_per_epoch
         if self.config.order == "clustered":
             with watch("cluster"):
@@ -95,7 +97,7 @@ class Sampler:
         return self._batches[1][position]
 
     def pool(self, rows: NDArray[np.int64], step: int) -> Pool:
-        """The labels of a step; pairs that are filtered from predictions count neither for nor against a label."""
+        """The label pool of a step; pairs that are filtered from predictions are neither positive nor negative."""
         pool = self._draw_pool(rows, step)
         return pool if self.filtered is None else without_pairs(pool, self.filtered, rows)
 
@@ -121,11 +123,10 @@ class Sampler:
             max_positives=config.positives or self.num_labels,
             num_random=config.random_labels,
             cap=config.cap or None,
-            fill=config.fill,
         )
 
     def classifier_pool(self, pool: Pool, rows: NDArray[np.int64], step: int) -> Pool:
-        """The classifier's labels of a step: the pool, and more positives where the settings ask for them."""
+        """The classifier's pool of a step: the pool with `batch.classifier_positives` more positives per query."""
         if not self.config.classifier_positives:
             return pool
         random = np.random.default_rng([self.seed, step, 1])
@@ -143,7 +144,7 @@ class Sampler:
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self._refreshed_at = int(tensors["refreshed_at"][0])
         self._leaf_of_query = tensors["leaf_of_query"].numpy() if "leaf_of_query" in tensors else None
         self._shortlist = tensors["shortlist"].numpy() if "shortlist" in tensors else None
@@ -176,8 +177,6 @@ class Sampler:
             labels_LD,
             unwanted if shard is None else shard.columns(unwanted),
             num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
-            margin=self.config.suspect_margin or None,
-            approximate_above=self.config.approximate_above,
             label_ids=None if shard is None else shard.labels,
             processes=processes,
         )

@@ -42,6 +42,7 @@ from dexter.cli.options import (
     parse_propensity,
     parse_runtime,
 )
+from dexter.config import DEFAULT_RECIPE
 from dexter.errors import DexterError, UsageError
 from dexter.processes import read_launch
 
@@ -135,10 +136,13 @@ def demo(
 def train(
     data: Annotated[str, typer.Argument(help="A data set: folder, file, or the name of a built-in one.")],
     out: Annotated[Path, typer.Option(help="The run folder to make.")],
-    recipe: Annotated[str, typer.Option(help="A recipe's name or TOML file.")] = "dexter",
+    recipe: Annotated[str, typer.Option(help="A recipe's name or TOML file.")] = DEFAULT_RECIPE,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Keep the last two checkpoints of the finished run.")
+    ] = False,
     on_error: OnError = "fail",
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
@@ -165,6 +169,7 @@ def train(
         overrides=overrides,
         resume=resume,
         tensorboard=tensorboard,
+        keep_checkpoints=keep_checkpoints,
     )
     if not read_launch().is_first:
         return
@@ -178,7 +183,7 @@ def train(
 @app.command()
 def plan(
     data: Annotated[str | None, typer.Argument(help="A data set; leave out to plan from --queries and others.")] = None,
-    recipe: Annotated[str, typer.Option(help="A recipe's name or TOML file.")] = "dexter",
+    recipe: Annotated[str, typer.Option(help="A recipe's name or TOML file.")] = DEFAULT_RECIPE,
     settings: Settings = None,
     queries: Annotated[int | None, typer.Option(help="Without data: training queries.")] = None,
     labels: Annotated[int | None, typer.Option(help="Without data: labels.")] = None,

@@ -56,7 +56,6 @@ def build_encoder(
         ngrams=config.ngrams,
         ngram_buckets=config.ngram_buckets if config.ngrams > 1 else 0,
         positions=config.positions,
-        hidden=config.hidden,
         dropout=config.dropout,
     )
     encoder = StaticEncoder.build(
@@ -67,7 +66,6 @@ def build_encoder(
         dimension=config.dimension,
         label_vectors=config.label_vectors,
         max_words=config.words,
-        min_count=config.word_min_count,
         seed=seed,
     )
     return encoder.to(device)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 UNKNOWN = "[UNK]"
+MIN_WORD_COUNT = 2
+"""A word of the queries needs this many training queries to get a vector; words of labels always get one."""
 NUM_POSITIONS = 16
 """Position buckets, two per doubling; the last one is for label texts, whose tokens have equal weight."""
 _LABEL_BUCKET = NUM_POSITIONS - 1
@@ -106,7 +108,7 @@ class StaticEncoder(nn.Module):
         dimension: int = 0,
         label_vectors: bool = False,
         max_words: int = 100_000,
-        min_count: int = 2,
+        min_count: int = MIN_WORD_COUNT,
         seed: int = 0,
     ) -> StaticEncoder:
         """Build an encoder with the vocabulary of the data and pretrained vectors; call `weigh_tokens` next."""

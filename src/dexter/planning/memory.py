@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dexter.config import Config
+from dexter.config import MAX_TUNING_QUERIES, Config
 from dexter.index import exact as search
 from dexter.losses.streaming import TILE_ELEMENTS, Streaming, plan_tiles
 from dexter.planning.sizes import (
@@ -327,7 +327,7 @@ def _tuning(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
 
 def voted_pairs(sizes: Sizes, config: Config) -> int:
     """Pairs of a validation query and a label that its neighbours vote for, as many as are scored at a time."""
-    tried = min(sizes.num_validation, config.scoring.tuning_queries)
+    tried = min(sizes.num_validation, MAX_TUNING_QUERIES)
     neighbours = min(_NEIGHBOURS, sizes.num_queries)
     voted = _DISTINCT_VOTES * neighbours * sizes.num_pairs / max(1, sizes.num_queries)
     return min(_VOTED_PAIRS, round(tried * min(voted, sizes.num_labels)))

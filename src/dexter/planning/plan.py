@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dexter.config import Config, load_config
+from dexter.config import DEFAULT_RECIPE, Config, load_config
 from dexter.data import Dataset
 from dexter.errors import UsageError
 from dexter.planning.memory import MemoryEstimate, Term, estimate_disk, estimate_memory
@@ -131,7 +131,7 @@ class Plan:
 def plan(
     data: Dataset | str | Path,
     *,
-    recipe: str | Path = "dexter",
+    recipe: str | Path = DEFAULT_RECIPE,
     overrides: Mapping[str, Any] | None = None,
     world_size: int = 1,
     gpu_memory: float | None = None,
@@ -161,7 +161,7 @@ def plan_counts(
     tokens_per_text: float,
     tokens_per_label: float | None = None,
     labels_per_query: float = 5.0,
-    recipe: str | Path = "dexter",
+    recipe: str | Path = DEFAULT_RECIPE,
     overrides: Mapping[str, Any] | None = None,
     world_size: int = 1,
     gpu_memory: float | None = None,

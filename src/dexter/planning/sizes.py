@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dexter.batches import order
 from dexter.batches.pool import expected_label_counts
-from dexter.config import Config, EncoderConfig
+from dexter.config import MAX_VALIDATION_QUERIES, Config, EncoderConfig
 from dexter.data import Dataset
 from dexter.encoders import build_encoder
+from dexter.encoders.static import MIN_WORD_COUNT
 from dexter.errors import UsageError
-from dexter.training.parts import SPARSE_BELOW
+from dexter.training.optimizers import MAX_SPARSE_SHARE
 
 if TYPE_CHECKING:
     from dexter.encoders import TextEncoder
@@ -131,11 +133,8 @@ def texts_per_step(sizes: Sizes, config: Config) -> int:
 
 
 def steps_per_epoch(sizes: Sizes, config: Config) -> int:
-    """Batches of an epoch; a power of two where batches are clusters."""
-    batches = math.ceil(sizes.num_queries / config.batch.size)
-    if config.batch.order != "clustered":
-        return batches
-    return 1 << min(math.ceil(math.log2(batches)), math.floor(math.log2(sizes.num_queries)))
+    """Number of batches of an epoch."""
+    return order.steps_per_epoch(sizes.num_queries, config.batch.size, is_clustered=config.batch.order == "clustered")
 
 
 def batch_size(sizes: Sizes, config: Config) -> int:
@@ -192,7 +191,7 @@ def sizes_from_counts(
     for name, value in (("queries", num_queries), ("labels", num_labels), ("tokens-per-text", tokens_per_text)):
         if value <= 0:
             raise UsageError(f"--{name} {value}: expected a number above 0")
-    held_out = min(round(config.validation.fraction * num_queries), config.validation.maximum, num_queries - 1)
+    held_out = min(round(config.validation.fraction * num_queries), MAX_VALIDATION_QUERIES, num_queries - 1)
     label_length = tokens_per_text if tokens_per_label is None else tokens_per_label
     characters = round((num_queries * tokens_per_text + num_labels * label_length) * _CHARACTERS_PER_TOKEN)
     num_pairs = round(num_queries * labels_per_query)
@@ -220,7 +219,7 @@ def sizes_from_data(dataset: Dataset, config: Config) -> Sizes:
     queries, labels = (spread(texts, SAMPLE_TEXTS) for texts in (dataset.train.texts, dataset.label_texts))
     device = "cpu" if config.train.device.startswith("cuda") else config.train.device
     encoder = build_encoder(config.encoder, queries, labels, device=device, seed=config.seed)
-    held_out = min(round(config.validation.fraction * len(dataset.train)), config.validation.maximum)
+    held_out = min(round(config.validation.fraction * len(dataset.train)), MAX_VALIDATION_QUERIES)
     num_label_texts = len(set(dataset.label_texts))
     relevance = dataset.train.relevance
     drawn = expected_label_counts(relevance, sample_positives=config.batch.positives or dataset.num_labels)
@@ -284,7 +283,7 @@ def _with_table(sizes: Sizes, dataset: Dataset, config: Config) -> Sizes:
     of_pool = set(_count_words(spread(dataset.label_texts, texts))) if texts else set()
     touched = len(of_batch | of_pool) + (texts if config.encoder.label_vectors else 0)
     deciding = touched if config.batch.pool == "all" else len(of_batch)
-    return replace(sizes, touched_rows=min(touched, rows), sparse=deciding < SPARSE_BELOW * rows)
+    return replace(sizes, touched_rows=min(touched, rows), sparse=deciding < MAX_SPARSE_SHARE * rows)
 
 
 def _table_rows(config: EncoderConfig, num_words: int, num_label_texts: int) -> int:
@@ -297,7 +296,7 @@ def _frequent_words(texts: Sequence[str], characters: int, config: Config) -> se
     """The words that are frequent enough for a vector of their own, in a sample of about this many characters."""
     total = max(1, sum(map(len, texts)))
     sample = spread(texts, max(1, math.ceil(len(texts) * min(1.0, characters / total))))
-    return {word for word, count in _count_words(sample).items() if count >= config.encoder.word_min_count}
+    return {word for word, count in _count_words(sample).items() if count >= MIN_WORD_COUNT}
 
 
 def _count_words(texts: Iterable[str]) -> Counter[str]:

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dexter.batches.stopwatch import Stopwatch
 from dexter.config import Config
 from dexter.data import Dataset, Split
 from dexter.planning.memory import checkpoint_bytes
@@ -34,6 +33,7 @@ from dexter.planning.sizes import (
     steps_per_epoch,
     texts_per_step,
 )
+from dexter.training.log import Stopwatch
 from dexter.training.trainer import Trainer
 
 Clock = Callable[[], float]

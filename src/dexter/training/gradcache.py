@@ -1,12 +1,12 @@
-"""Gradient caching: a loss over more texts than a graph could hold, exact, in the memory of one micro-batch.
+"""Gradient caching: the exact gradient over more texts than one graph could hold, in the memory of one micro-batch.
 
-Knows no loss, no data and no optimiser. It is given sides (each a way to encode rows, and how to cut them into
-micro-batches) and an objective, a function of their representations.
+Knows no loss, no data and no optimiser. It is given texts to encode (how, and in which micro-batches) and an objective,
+a function of their representations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,87 +14,78 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.batches.stopwatch import Stopwatch
+from dexter.training.log import Stopwatch
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """Texts of one kind in a step: queries, or labels."""
+class EncoderInput:
+    """The queries, or the label texts, of a step."""
 
     encode: Callable[[Rows], Tensor]
-    """Encode some rows with their graph: [len(rows), dimension]."""
+    """Encode the given rows with their graph: [len(rows), dimension]."""
     micro_batches: Sequence[Rows]
-    """Which rows to encode together; every row of the side once."""
-    backward_share: float = 0.0
-    """Rows whose gradient norm is below this share of the largest are not replayed; 0: all are."""
-    cut_again: Callable[[Rows], Sequence[Rows]] | None = None
-    """How to cut the rows to be replayed; None where encoding is random: a micro-batch is then replayed whole."""
+    """Which rows to encode together; every row occurs once."""
     empty: Tensor | None = None
-    """Representations of no rows, for a side that may be without any."""
-    over_processes: Callable[[Tensor], Tensor] | None = None
-    """Where ranks have different rows: the largest of a number among them, which `backward_share` is a share of."""
+    """Representations of no rows, for an input that may have none."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a step gave."""
+class StepResult:
+    """The loss of a step and its gradients."""
 
     loss: Tensor
     gradients: tuple[Tensor, ...]
-    """The gradient of the loss with respect to each side's representations."""
-    replayed: tuple[int, ...]
-    """Rows of each side that were encoded a second time for their gradient."""
+    """The gradient of the loss with respect to the representations of each input."""
 
 
 @dataclass
 class _Cached:
-    """Representations of a side, and what is needed to reach its encoder again."""
+    """The representations of an input, and what is needed to reach its encoder again."""
 
     representations: Tensor
-    graphs: list[Tensor] = field(default_factory=list)
+    graph: Tensor | None = None
     random_states: list[_RandomState] = field(default_factory=list)
 
 
-def backward(objective: Callable[..., Tensor], *sides: Side, watch: Stopwatch | None = None) -> Outcome:
+def backward(objective: Callable[..., Tensor], *inputs: EncoderInput, watch: Stopwatch | None = None) -> StepResult:
     """Add to every parameter's gradient what `objective(*representations).backward()` would, one micro-batch at a time.
 
-    1. Encode each side in micro-batches without a graph, keeping the random state each one started from.
-    2. Take the loss and its gradient with respect to the representations (and to the objective's own parameters).
-    3. Encode each micro-batch again with its graph and its random state, and push its part of that gradient.
-    A side that is one micro-batch keeps its graph in step 1 and is not encoded again. The stopwatch calls the three
-    steps `encode`, `loss` and `backward`.
+    1. Encode each input in micro-batches without a graph, keeping the random state each one started from.
+    2. Compute the loss and its gradient with respect to the representations (and to the objective's own parameters).
+    3. Encode each micro-batch again with its graph and its random state, and backpropagate its part of that gradient.
+    An input of one micro-batch keeps its graph in step 1 and is not encoded again. The stopwatch calls the three steps
+    `encode`, `loss` and `backward`.
     """
     watch = watch or Stopwatch()
     with watch("encode"):
-        cached = [_embed(side) for side in sides]
+        cached = [_embed(texts) for texts in inputs]
     with watch("loss"):
         loss = objective(*(entry.representations for entry in cached))
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = tuple(_gradient(entry.representations) for entry in cached)
     with watch("backward"):
-        replayed = tuple(
-            _push(side, entry, gradient) for side, entry, gradient in zip(sides, cached, gradients, strict=True)
-        )
-    return Outcome(loss.detach(), gradients, replayed)
+        for texts, entry, gradient in zip(inputs, cached, gradients, strict=True):
+            _backpropagate(texts, entry, gradient)
+    return StepResult(loss.detach(), gradients)
 
 
-def _embed(side: Side) -> _Cached:
-    if not side.micro_batches:
-        assert side.empty is not None
-        return _Cached(side.empty.detach().requires_grad_())
-    if len(side.micro_batches) == 1:
-        output = side.encode(side.micro_batches[0])
-        order = torch.from_numpy(side.micro_batches[0]).to(output.device)
+def _embed(texts: EncoderInput) -> _Cached:
+    if not texts.micro_batches:
+        assert texts.empty is not None
+        return _Cached(texts.empty.detach().requires_grad_())
+    if len(texts.micro_batches) == 1:
+        output = texts.encode(texts.micro_batches[0])
+        order = torch.from_numpy(texts.micro_batches[0]).to(output.device)
         ordered = torch.empty_like(output).index_copy_(0, order, output.detach())
-        return _Cached(ordered.requires_grad_(), graphs=[output])
+        return _Cached(ordered.requires_grad_(), graph=output)
     cached = _Cached(torch.empty(0))
-    total = sum(len(rows) for rows in side.micro_batches)
+    total = sum(len(rows) for rows in texts.micro_batches)
     with torch.no_grad():
-        for position, rows in enumerate(side.micro_batches):
+        for position, rows in enumerate(texts.micro_batches):
             cached.random_states.append(_RandomState.capture())
-            part = side.encode(rows)
+            part = texts.encode(rows)
             if position == 0:
                 cached.representations = part.new_empty(total, part.shape[1])
             cached.representations[torch.from_numpy(rows).to(part.device)] = part
@@ -102,42 +93,17 @@ def _embed(side: Side) -> _Cached:
     return cached
 
 
-def _push(side: Side, cached: _Cached, gradient: Tensor) -> int:
-    keep = _rows_to_replay(gradient, side)
-    if cached.graphs:
-        order = torch.from_numpy(side.micro_batches[0]).to(gradient.device)
-        if cached.graphs[0].requires_grad:
-            kept = gradient * keep[:, None] if side.backward_share else gradient
-            torch.autograd.backward(cached.graphs[0], kept[order])
-        return 0
-    final_state = _RandomState.capture()
-    replayed = 0
-    for rows, state in _replays(side, cached, keep.cpu().numpy()):
-        if state is not None:
-            state.restore()
-        torch.autograd.backward(side.encode(rows), gradient[torch.from_numpy(rows).to(gradient.device)])
-        replayed += len(rows)
-    final_state.restore()
-    return replayed
-
-
-def _replays(side: Side, cached: _Cached, keep: NDArray[np.bool_]) -> Iterator[tuple[Rows, _RandomState | None]]:
-    """The micro-batches to encode again, each with the random state to start from."""
-    if side.cut_again is not None and not keep.all():
-        kept = np.flatnonzero(keep)
-        yield from ((kept[rows], None) for rows in side.cut_again(kept))
+def _backpropagate(texts: EncoderInput, cached: _Cached, gradient: Tensor) -> None:
+    if cached.graph is not None:
+        order = torch.from_numpy(texts.micro_batches[0]).to(gradient.device)
+        if cached.graph.requires_grad:
+            torch.autograd.backward(cached.graph, gradient[order])
         return
-    for rows, state in zip(side.micro_batches, cached.random_states, strict=True):
-        if keep[rows].any():
-            yield rows, state
-
-
-def _rows_to_replay(gradient: Tensor, side: Side) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
-    largest = norms.max() if len(norms) else norms.new_zeros(())
-    if side.backward_share and side.over_processes is not None:
-        largest = side.over_processes(largest)
-    return norms >= side.backward_share * largest
+    final_state = _RandomState.capture()
+    for rows, state in zip(texts.micro_batches, cached.random_states, strict=True):
+        state.restore()
+        torch.autograd.backward(texts.encode(rows), gradient[torch.from_numpy(rows).to(gradient.device)])
+    final_state.restore()
 
 
 def _gradient(representations: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a step minimises, as a function of representations alone: the heads and the loss that the settings name."""
+"""What a step minimises, as a function of representations alone: the heads and the loss that the settings choose."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
 from dexter import losses
 from dexter.batches.pool import Pool
-from dexter.config import HeadConfig, LossConfig
-from dexter.encoders.heads import ClassifierHead, DualHead
+from dexter.config import Config, HeadConfig, LossConfig
+from dexter.data.tokens import Tokens
+from dexter.encoders import TextEncoder, embed
+from dexter.encoders.classifier import ClassifierTable, starting_rows
+from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
+from dexter.processes import LabelShard
 from dexter.training.distributed import ProcessGroup
 
 _MEGABYTE = 2**20
 
 
 class Objective(nn.Module):
-    """The loss of a batch, given what the encoder made of its queries and of its labels' texts.
+    """The loss of a batch, given the representations of its queries and of its labels' texts.
 
-    With several ranks, each has its part of the queries and its part of the labels; the loss is that of all pairs.
+    With several processes, each has a part of the queries and a part of the labels; the loss is that of all pairs.
     """
 
     def __init__(
@@ -51,7 +57,7 @@ class Objective(nn.Module):
 
     @property
     def needs_label_texts(self) -> bool:
-        """Whether the dual encoder has a share in the loss; without it label texts need not be encoded."""
+        """Whether the dual encoder is part of the loss; otherwise label texts need not be encoded."""
         return self.encoder_weight > 0.0
 
     def forward(
@@ -65,7 +71,7 @@ class Objective(nn.Module):
     ) -> Tensor:
         """The weighted loss of both heads; `labels_MD` are the representations of the pool's labels.
 
-        Queries and labels are those of this rank, of `num_queries` on all ranks; pools name its labels.
+        Queries, labels and pools are those of this process; all processes together have `num_queries` queries.
         """
         num_queries = len(queries_BD) if num_queries is None else num_queries
         total = queries_BD.new_zeros(())
@@ -96,7 +102,7 @@ class Objective(nn.Module):
         )
 
     def _settings(self, pool: Pool, like: Tensor) -> dict[str, Any]:
-        """The keyword arguments that the chosen loss has beside the common ones."""
+        """The keyword arguments of the chosen loss besides those that all losses have."""
         config = self.config
         if config.name == "triplet":
             return {"margin": config.margin, "num_negatives": config.num_negatives}
@@ -114,8 +120,69 @@ class Objective(nn.Module):
         return settings
 
 
+def build_objective(
+    config: Config,
+    encoder: TextEncoder,
+    label_counts: NDArray[np.int64],
+    *,
+    query_tokens: Tokens,
+    label_tokens: Tokens,
+    shard: LabelShard,
+    relevance: csr_matrix,
+    processes: ProcessGroup,
+) -> Objective:
+    """Build the heads that the settings choose; the classifier starts from label embeddings and query centroids.
+
+    `label_tokens` are those of the distinct texts of the labels that this process holds: heads have rows for these.
+    """
+    head, loss, device = config.head, config.loss, processes.device(config.train.device)
+    held_counts = label_counts[shard.labels]
+
+    def prior() -> LabelPrior | None:
+        return LabelPrior(held_counts, relevance.shape[0]) if loss.prior else None
+
+    dual = DualHead(
+        temperature=loss.temperature,
+        prior=prior(),
+        input_size=encoder.dimension,
+        projection=head.projection,
+        dropout=head.dropout,
+        normalize=head.classifier or head.projection > 0,
+    )
+    classifier = None
+    if head.classifier:
+        size = head.projection or encoder.dimension
+        classifier = ClassifierHead(
+            ClassifierTable(len(shard.labels), size, storage=head.storage, dropout=head.row_dropout),
+            temperature=loss.temperature,
+            input_size=encoder.dimension,
+            projection=head.projection,
+            dropout=head.dropout,
+            prior=prior(),
+        )
+    objective = Objective(dual, classifier, loss, head, num_labels=shard.num_labels, processes=processes).to(device)
+    if classifier is not None:
+        objective.eval()
+        with torch.inference_mode():
+            own_queries, texts = (
+                classifier.project(embed(encoder, tokens, device=device))
+                for tokens in (query_tokens.part(processes.part(len(query_tokens))), label_tokens)
+            )
+            labels = spread(texts, shard.text_of_label)
+            rows = starting_rows(labels, processes.concatenate(own_queries), shard.columns(relevance))
+        classifier.table.initialise(rows)
+    return objective
+
+
+def spread(texts_UD: Tensor, text_of_label: NDArray[np.int64]) -> Tensor:
+    """One row per label from one row per distinct text; the same tensor, not a copy, where no text is repeated."""
+    if np.array_equal(text_of_label, np.arange(len(texts_UD))):
+        return texts_UD
+    return texts_UD[torch.from_numpy(text_of_label).to(texts_UD.device)]
+
+
 def is_by_label(name: str) -> bool:
-    """Whether a parameter of an objective has one row per label, of which a rank holds those of its own."""
+    """Whether a parameter of an objective has one row per label; a process then has the rows of its own labels only."""
     return ".table." in name or ".prior." in name
 
 

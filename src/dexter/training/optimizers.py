@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dexter.config import Config
+from dexter.encoders.static import StaticEncoder
 from dexter.processes import Processes, SingleProcess
 from dexter.training.rows import RowOptimizer
 
+MAX_SPARSE_SHARE = 0.4
+"""Row-sparse updates are faster while a step touches less than this share of the static encoder's table."""
 _BETAS = (0.9, 0.99)
+_PRIOR_RATE = 0.02
+"""Peak learning rate of the per-label bias and of the scale and bias of bce."""
+_WEIGHTS_RATE_FACTOR = 10.0
+"""Learning rate of the static encoder's token and position weights, relative to that of its table."""
+_WEIGHTS = ("token_weights", "position_weights")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +128,80 @@ class Optimizers:
 
     def _dense_parameters(self) -> list[nn.Parameter]:
         return [parameter for part in self.parts if not part.sparse for _, parameter in part.parameters]
+
+
+def build_optimizers(
+    config: Config,
+    encoder: nn.Module,
+    objective: nn.Module,
+    *,
+    num_steps: int,
+    touched: NDArray[np.int64],
+    processes: Processes | None = None,
+) -> Optimizers:
+    """The optimisers of an encoder and an objective.
+
+    A static encoder's table is updated row by row where a step touches few of its rows.
+
+    `touched` are the token ids that this rank reads in a typical step.
+    """
+    train = config.train
+    named = list(encoder.named_parameters())
+    sparse = (
+        isinstance(encoder, StaticEncoder)
+        and _touched_share(touched, encoder.num_rows, processes or SingleProcess()) < MAX_SPARSE_SHARE
+    )
+    if isinstance(encoder, StaticEncoder):
+        encoder.sparse = sparse
+    tables = [(name, value) for name, value in named if sparse and name == "table"]
+    weights = [(name, value) for name, value in named if name in _WEIGHTS]
+    apart = {name for name, _ in tables + weights}
+    parts = [
+        Part(
+            name="encoder",
+            parameters=[(name, value) for name, value in named if name not in apart],
+            learning_rate=train.learning_rate,
+            weight_decay=train.weight_decay,
+        ),
+        Part(name="table", parameters=tables, learning_rate=train.learning_rate, sparse=True),
+        Part(name="weights", parameters=weights, learning_rate=_WEIGHTS_RATE_FACTOR * train.learning_rate),
+        *_objective_parts(config, objective),
+    ]
+    used = [part for part in parts if part.parameters]
+    return Optimizers(used, num_steps=num_steps, warmup=train.warmup, seed=config.seed, processes=processes)
+
+
+def _objective_parts(config: Config, objective: nn.Module) -> list[Part]:
+    """The heads' projections, the classifier's rows, the label priors, and the scale and bias of bce."""
+    train = config.train
+    named = list(objective.named_parameters())
+    tables = [(name, value) for name, value in named if name.startswith("classifier.table.")]
+    projections = [(name, value) for name, value in named if ".project." in name]
+    priors = [(name, value) for name, value in named if ".prior." in name]
+    apart = {name for name, _ in tables + projections + priors}
+    return [
+        Part(name="heads", parameters=projections, learning_rate=train.head_learning_rate),
+        Part(
+            name="classifier",
+            parameters=tables,
+            learning_rate=train.classifier_learning_rate,
+            sparse=True,
+            by_label=True,
+        ),
+        Part(name="prior", parameters=priors, learning_rate=_PRIOR_RATE, by_label=True),
+        Part(
+            name="objective",
+            parameters=[(name, value) for name, value in named if name not in apart],
+            learning_rate=_PRIOR_RATE,
+        ),
+    ]
+
+
+def _touched_share(ids: NDArray[np.int64], num_rows: int, processes: Processes) -> float:
+    """The share of a static encoder's rows that a step of all ranks touches."""
+    touched = torch.zeros(num_rows, dtype=torch.int32)
+    touched[torch.from_numpy(np.unique(ids % num_rows))] = 1
+    return int(processes.max(touched).sum()) / num_rows
 
 
 def _square_of_norm(part: Part) -> Tensor:

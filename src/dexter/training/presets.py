@@ -1,4 +1,4 @@
-"""Settings that follow from the data and the machine: what is left at 0 or `auto` is decided here."""
+"""Settings that follow from the data and the machine: values left at 0 or `auto` are chosen here."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from dexter.errors import UsageError
 _STATIC_RATE = 5e-3
 _TRANSFORMER_RATE = 5e-5
 _TRANSFORMER_REFERENCE_BATCH = 512
-_WEIGHTS_PER_STATIC_RATE = 10.0
 _STATIC_TOKENS = 1_000_000
-_PLACES = 5
+_CUT_OFF = 5
 _FEW_LABELS = 8_192
 _RANDOM_LABELS = 3_072
 _TRANSFORMER_TOKENS = {"cpu": 1_024, "cuda": 16_384, "mps": 4_096}
 
 
 def resolve_presets(config: Config, dataset: Dataset) -> Config:
-    """The same configuration with every open value decided, and what the data cannot serve refused."""
+    """Choose every open value from the data and this machine; raise a UsageError where they do not fit the settings."""
+    if config.train.device != "auto":
+        check_device(config.train.device)
     return resolve_counts(config, num_queries=len(dataset.train), num_labels=dataset.num_labels)
 
 
 def resolve_counts(config: Config, *, num_queries: int, num_labels: int) -> Config:
-    """The same for data of which only the size is known."""
+    """Choose every open value given only the size of the data; the device need not exist on this machine."""
     metric = _metric(config.validation, num_labels)
     device = _device(config.train.device)
     static = config.encoder.kind == "static"
@@ -44,7 +45,6 @@ def resolve_counts(config: Config, *, num_queries: int, num_labels: int) -> Conf
             learning_rate=rate,
             head_learning_rate=config.train.head_learning_rate or 2 * rate,
             classifier_learning_rate=config.train.classifier_learning_rate or (rate if static else 10 * rate),
-            weights_learning_rate=config.train.weights_learning_rate or rate * _WEIGHTS_PER_STATIC_RATE,
             tokens_per_micro_batch=config.train.tokens_per_micro_batch or tokens,
             threads=config.train.threads or len(os.sched_getaffinity(0)),
         ),
@@ -52,7 +52,7 @@ def resolve_counts(config: Config, *, num_queries: int, num_labels: int) -> Conf
 
 
 def describe(config: Config, *, num_steps: int, num_processes: int = 1) -> str:
-    """One line that says what a run will do, with so many steps per epoch."""
+    """One line that describes a run of `num_steps` steps per epoch."""
     train = config.train
     return (
         f"recipe {config.recipe}: {config.encoder.kind} encoder, loss {config.loss.name}, pool {config.batch.pool}, "
@@ -65,14 +65,14 @@ def describe(config: Config, *, num_steps: int, num_processes: int = 1) -> str:
 def _metric(validation: ValidationConfig, num_labels: int) -> str:
     """The metric that decides which model is best."""
     if validation.metric == "auto":
-        return f"nDCG@{min(_PLACES, num_labels)}"
+        return f"nDCG@{min(_CUT_OFF, num_labels)}"
     if validation.cut_off > num_labels:
         raise UsageError(f"validation.metric {validation.metric} needs more labels than {num_labels}")
     return validation.metric
 
 
 def _with_pool(config: Config, num_labels: int) -> BatchConfig:
-    """The batch settings with the pool decided; a corrected sample costs a fraction of all labels and ranks as well."""
+    """The batch settings with the pool chosen: a corrected sample costs a fraction of all labels, at equal quality."""
     batch = config.batch
     if batch.pool != "auto":
         return batch
@@ -92,6 +92,24 @@ def _learning_rate(batch_size: int, *, static: bool) -> float:
     if static:
         return _STATIC_RATE
     return _TRANSFORMER_RATE * math.sqrt(batch_size / _TRANSFORMER_REFERENCE_BATCH)
+
+
+def check_device(name: str) -> None:
+    """Raise a UsageError unless this machine has the device."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"train.device {name!r} is unknown: expected auto, cpu, cuda, cuda:1 or mps") from None
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if device.type not in count:
+        raise UsageError(f"train.device {name!r} is not supported: expected auto, cpu, cuda, cuda:1 or mps")
+    if (device.index or 0) >= count[device.type]:
+        raise UsageError(
+            f"train.device is {name!r}, but this machine has {count[device.type]} {device.type} devices that torch can "
+            "use: set train.device=auto or cpu, or install a torch build for your accelerator"
+        )
 
 
 def _device(name: str) -> str:

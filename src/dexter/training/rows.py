@@ -1,18 +1,16 @@
-"""Adam and Adagrad for tables of which a step touches a few rows: time and memory follow the rows, not the table.
+"""Adam for tables of which a step touches a few rows: time and memory grow with the touched rows, not with the table.
 
-Every row has a clock of its own. A row that is touched for the n-th time is updated exactly as dense Adam or Adagrad
-would in its n-th step, however many steps of the run passed it by; a row that is not touched keeps its value and its
-state, bit for bit. (`torch.optim.SparseAdam` corrects its bias with the step of the run: the first update of a row that
-is met late is wrong by a factor of (1 - beta1) / sqrt(1 - beta2).)
+Every row counts its own updates. A row that is touched for the n-th time is updated exactly as dense Adam would in its
+n-th step, however many steps of the run did not touch it; a row that is not touched keeps its value and its state, bit
+for bit. (`torch.optim.SparseAdam` corrects its bias with the step of the run: the first update of a row that is first
+touched late is wrong by a factor of (1 - beta1) / sqrt(1 - beta2).)
 
 Tables and state may be stored in bfloat16. Rows are widened to float32, updated, and written back with stochastic
 rounding, up or down with the probability that makes the expectation exact. Rounding to nearest would drop every
 update smaller than 1/512 of a weight, and training would stall.
 
-Bytes per row of D elements, table and state, beside 4 for the row's clock (adam) or its sum (adagrad by row):
-    float32 table and state: adam 12 D, adagrad by element 8 D, adagrad by row 4 D;
-    bfloat16 table, float32 state: adam 10 D, adagrad by element 6 D, adagrad by row 2 D;
-    bfloat16 table and state: adam 6 D, adagrad by element 4 D.
+Bytes per row of D elements, table and state, besides 4 for the number of updates:
+    float32 table and state: 12 D; bfloat16 table, float32 state: 10 D; bfloat16 table and state: 6 D.
 
 Shapes: R rows of the table, U rows touched in a step, D elements in a row.
 """
@@ -22,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,28 +29,25 @@ from torch import Tensor
 from dexter.errors import UsageError
 
 _BLOCK_ELEMENTS = 2**17
-"""Elements updated together: the temporaries stay in cache, and a step that touches every row stays in memory."""
+"""Elements updated together: temporaries stay in cache, and are small also where a step touches every row."""
 
 Group = dict[str, Any]
 State = dict[str, Tensor]
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """Row-sparse Adam or Adagrad, for parameters whose gradients are sparse COO tensors with one sparse dimension.
+    """Row-sparse Adam, for parameters whose gradients are sparse COO tensors with one sparse dimension.
 
     Several contributions to a row in one step are summed first. Every value in the state is a tensor, and a run that
-    is continued from the parameters and the state goes on bit for bit: the random bits of stochastic rounding are a
+    is resumed from the parameters and the state continues bit for bit: the random bits of stochastic rounding are a
     function of the seed, the parameter's position and its step. Every option below may be set per parameter group.
 
     Args:
         parameters: tables, or groups of them; float32 or bfloat16 (for comparisons also float64), contiguous.
         lr: the learning rate.
-        kind: "adam" keeps two moments per element and the number of updates per row; "adagrad" a sum of squares.
         betas: Adam's decay rates.
         eps: added to the root in the denominator.
-        accumulate: Adagrad's sum of squared gradients "element" by element, or one per "row" of the mean square,
-            which takes D times less memory and gives every element of a row the same learning rate.
-        state_dtype: of Adam's moments and Adagrad's sums by element; sums by row are float32.
+        state_dtype: of the two moments of each element.
         seed: of stochastic rounding.
     """
 
@@ -61,22 +56,12 @@ class RowOptimizer(torch.optim.Optimizer):
         parameters: Iterable[Any],
         *,
         lr: float,
-        kind: Literal["adam", "adagrad"] = "adam",
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
-        accumulate: Literal["row", "element"] = "row",
         state_dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "kind": kind,
-            "betas": betas,
-            "eps": eps,
-            "accumulate": accumulate,
-            "state_dtype": state_dtype,
-            "seed": seed,
-        }
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "state_dtype": state_dtype, "seed": seed}
         super().__init__(parameters, defaults)
         for group in self.param_groups:
             _check_group(group)
@@ -94,7 +79,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave, in the types it was given in.
+        """Restore what `state_dict` returned, in its own types.
 
         The base class would cast the state to the type of the parameter: float32 moments of a bfloat16 table would
         lose half their bits, and the counts of its rows would no longer be whole numbers.
@@ -121,15 +106,14 @@ class RowOptimizer(torch.optim.Optimizer):
         state["step"] += 1
         generator = _generator(group["seed"], position, int(state["step"]), parameter.device)
         tables = {name: _as_table(values) for name, values in state.items() if values.ndim}
-        update = _adam if group["kind"] == "adam" else _adagrad
         block = max(1, _BLOCK_ELEMENTS // max(1, gradients_UD.shape[1]))
         for rows, gradients in zip(torch.split(rows_U, block), torch.split(gradients_UD, block), strict=True):
-            update(_Rows(_as_table(parameter), tables, rows, generator), gradients, group)
+            _adam(_Rows(_as_table(parameter), tables, rows, generator), gradients, group)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """Some rows of a table and of its state: read as float32, written as what they are stored in."""
+    """Some rows of a table and of its state: read as float32, written in the type they are stored in."""
 
     table: Tensor
     state: State
@@ -143,7 +127,7 @@ class _Rows:
         self._store(self.state[name], values)
 
     def count(self) -> Tensor:
-        """How often each row was updated, this time included: [U, 1], float64 so that 1 - beta^count is exact."""
+        """Add one to the number of updates of each row: [U, 1], float64 so that 1 - beta^count is exact."""
         counts = self.state["count"].index_select(0, self.rows) + 1
         self.state["count"].index_copy_(0, self.rows, counts)
         return counts.double()
@@ -170,17 +154,8 @@ def _adam(rows: _Rows, gradients_UD: Tensor, group: Group) -> None:
     rows.subtract(means_UD.div_(roots_UD).mul_(rates_U1))
 
 
-def _adagrad(rows: _Rows, gradients_UD: Tensor, group: Group) -> None:
-    squares = gradients_UD.square()
-    if group["accumulate"] == "row":
-        squares = squares.mean(dim=1, keepdim=True)
-    sums = rows.read("sum").add_(squares)
-    rows.write("sum", sums)
-    rows.subtract(gradients_UD / sums.sqrt_().add_(group["eps"]) * group["lr"])
-
-
 def sum_by_row(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of a row-sparse gradient, ascending and each once, and their summed values: [U] and [U, D], wide."""
+    """The distinct rows of a row-sparse gradient, ascending, and their summed values: [U] and [U, D], not bfloat16."""
     gradient = _widened(gradient)
     if not gradient.is_coalesced():
         rows_U = gradient._indices()[0]
@@ -216,16 +191,12 @@ def _sparse_gradient(parameter: Tensor) -> Tensor:
 
 
 def _fresh_state(parameter: Tensor, group: Group) -> State:
-    state = {"step": torch.zeros((), dtype=torch.int64)}
-    if group["kind"] == "adam":
-        state["count"] = torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device)
-        state["exp_avg"] = _zeros_like(parameter, group)
-        state["exp_avg_sq"] = _zeros_like(parameter, group)
-    elif group["accumulate"] == "row":
-        state["sum"] = torch.zeros(len(parameter), dtype=_widened(parameter).dtype, device=parameter.device)
-    else:
-        state["sum"] = _zeros_like(parameter, group)
-    return state
+    return {
+        "step": torch.zeros((), dtype=torch.int64),
+        "count": torch.zeros(len(parameter), dtype=torch.int32, device=parameter.device),
+        "exp_avg": _zeros_like(parameter, group),
+        "exp_avg_sq": _zeros_like(parameter, group),
+    }
 
 
 def _zeros_like(parameter: Tensor, group: Group) -> Tensor:
@@ -235,12 +206,12 @@ def _zeros_like(parameter: Tensor, group: Group) -> Tensor:
 
 
 def _widened(values: Tensor) -> Tensor:
-    """Values as they are computed with: float32, or float64 where they are that."""
+    """Values as float32; float64 stays."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def _as_table(values: Tensor) -> Tensor:
-    """Anything with rows as [R, D], sharing its memory; one number per row is a table of one column."""
+    """View a tensor as [R, D]; one number per row becomes one column."""
     return values.detach().view(len(values), math.prod(values.shape[1:]))
 
 
@@ -251,14 +222,8 @@ def _generator(seed: int, position: int, step: int, device: torch.device) -> tor
 
 def _check_group(group: Group) -> None:
     """Raise a UsageError that names the first setting out of its range."""
-    allowed = {
-        "kind": ("adam", "adagrad"),
-        "accumulate": ("row", "element"),
-        "state_dtype": (torch.float32, torch.bfloat16),
-    }
-    for name, choices in allowed.items():
-        if group[name] not in choices:
-            raise UsageError(f"row optimiser: {name} is {group[name]!r}: expected one of {choices}")
+    if group["state_dtype"] not in (torch.float32, torch.bfloat16):
+        raise UsageError(f"row optimiser: state_dtype is {group['state_dtype']}: expected torch.float32 or bfloat16")
     for name, value in (("lr", group["lr"]), ("eps", group["eps"]), ("seed", group["seed"])):
         if value < 0:
             raise UsageError(f"row optimiser: {name} is {value}: expected 0 or more")

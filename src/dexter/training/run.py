@@ -1,12 +1,12 @@
-"""The run folder: opened once, its settings and the identity of its data kept with it, its end recorded.
+"""The run folder: how it is opened, which data and queries it belongs to, and how its end is recorded.
 
 run/   config.toml      every setting, as resolved
        data.sha256      which training data it belongs to
        metrics.jsonl    one record per logged step and per validation
-       checkpoints/     the newest two states, each whole
+       checkpoints/     the newest two states; removed when the run has finished, unless they are to be kept
        model/           the best model on validation (see `dexter.model.model`)
-       run.json         how it ended
-       launch           which torchrun started it, if one did: after a restart it goes on by itself
+       run.json         its best figures, written when the run has finished
+       launch           which torchrun started it, if one did: after a restart it is resumed
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix, identity, vstack
 
-from dexter.config import Config, config_to_toml, load_config
-from dexter.data import Dataset
+from dexter.config import MAX_VALIDATION_QUERIES, Config, config_to_toml, load_config
+from dexter.data import Dataset, Split
 from dexter.errors import ModelError, UsageError
 from dexter.files import remove_leftovers, write_json, write_text
-from dexter.training.presets import resolve_presets
+from dexter.training.presets import check_device, resolve_presets
 
 _CONFIG, _DATA, _END, _LAUNCH = "config.toml", "data.sha256", "run.json", "launch"
 
@@ -46,7 +47,7 @@ class Run:
 def open_run(
     folder: Path, dataset: Dataset, recipe: str | Path, overrides: Mapping[str, Any], *, resume: bool, launch: str = ""
 ) -> Config:
-    """Make a new run folder, or read the settings of the one to go on with.
+    """Make a new run folder, or read the settings of the one to resume.
 
     `launch` names the launcher that started this process, if there is one (see `was_started_by`).
     """
@@ -55,6 +56,7 @@ def open_run(
         remove_leftovers(folder)
         saved = load_config(path)
         check_data(folder, dataset)
+        check_device(saved.train.device)
         changed = {key: value for key, value in overrides.items() if _setting(saved, key) != value}
         if changed:
             raise UsageError(f"a resumed run keeps its settings; {', '.join(changed)} differ from {path}")
@@ -70,20 +72,41 @@ def open_run(
 
 
 def was_started_by(folder: Path, launch: str) -> bool:
-    """Whether a run was started by this launcher: a restarted process goes on with its own run, never with another."""
+    """Whether a run was started by this launcher: a restarted process resumes its own run, never another one."""
     path = folder / _LAUNCH
     return bool(launch) and path.exists() and path.read_text(encoding="utf-8").strip() == launch
 
 
 def read_config(folder: Path) -> Config:
-    """The settings of a run that is open."""
+    """The settings of a run folder."""
     return load_config(folder / _CONFIG)
 
 
 def check_data(folder: Path, dataset: Dataset) -> None:
-    """Raise unless a run was started on these training data."""
+    """Raise a UsageError unless the run was started on these training data."""
     if (folder / _DATA).read_text(encoding="utf-8").strip() != _identity(dataset):
         raise UsageError(f"{folder} was started on other data than {dataset.name}: give it the same data")
+
+
+def make_splits(dataset: Dataset, config: Config) -> tuple[Split, Split | None]:
+    """The queries to train on and those to validate on; the same ones every time."""
+    train, validation = dataset.train, None
+    if config.validation.fraction:
+        train, validation = dataset.carve_validation(
+            config.validation.fraction, seed=config.seed, maximum=MAX_VALIDATION_QUERIES
+        )
+    return (_with_label_queries(train, dataset) if config.batch.label_queries else train), validation
+
+
+def _with_label_queries(split: Split, dataset: Dataset) -> Split:
+    """The split with one more query per label: its text, relevant to itself."""
+    ones = identity(dataset.num_labels, dtype=np.float32, format="csr")
+    return Split(
+        [*split.texts, *dataset.label_texts],
+        [*split.uids, *(f"label:{label_id}" for label_id in dataset.label_ids)],
+        vstack([split.relevance, ones]).tocsr(),
+        None if split.filtered is None else vstack([split.filtered, csr_matrix(ones.shape)]).tocsr(),
+    )
 
 
 def _setting(config: Config, key: str) -> Any:
@@ -110,12 +133,12 @@ def record_end(folder: Path, *, best: Mapping[str, float], best_step: int, secon
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run went to its end."""
+    """Whether the run has finished."""
     return (folder / _END).exists()
 
 
 def read_run(folder: Path) -> Run:
-    """A finished run."""
+    """Read a finished run."""
     if not is_finished(folder):
         raise ModelError(f"{folder}: no finished run: train one with `dexter train DATA --out {folder}`")
     ended = json.loads((folder / _END).read_text(encoding="utf-8"))

@@ -1,10 +1,11 @@
-"""The loop, top to bottom: `train` opens a run folder, a `Trainer` goes from the first step to a published model."""
+"""The training loop: `train` opens a run folder, a `Trainer` goes from the first step to a published model."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,62 +15,78 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.batches.pool import Pool, restrict
+from dexter.batches.pool import restrict
 from dexter.batches.sampler import Sampler
-from dexter.batches.stopwatch import Stopwatch
-from dexter.config import Config
+from dexter.config import DEFAULT_RECIPE, MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset
 from dexter.data.tokens import Tokens
 from dexter.encoders import build_encoder, embed
 from dexter.encoders.static import StaticEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
+from dexter.index import search_shards
+from dexter.metrics import overfetch, remove_filtered, score
 from dexter.model.labels import Labels
 from dexter.model.model import Model
-from dexter.positives import Positives
 from dexter.predict.scoring import SCORING_FILE, Scoring
 from dexter.processes import LabelShard
-from dexter.training.checkpoint import load_checkpoint, save_checkpoint
-from dexter.training.distributed import ProcessGroup, joined
-from dexter.training.gradcache import Outcome, Side, backward
-from dexter.training.gradients import add_gradients
-from dexter.training.interrupts import Interrupts
-from dexter.training.journal import Journal, SilentJournal
-from dexter.training.labels import DistinctTexts, LabelSide, spread
-from dexter.training.parts import build_objective, build_optimizers, make_splits
+from dexter.training.checkpoint import load_checkpoint, restore_state, save_checkpoint, seed_rank, take_state
+from dexter.training.distributed import (
+    ProcessGroup,
+    add_gradients,
+    broadcast_weights,
+    check_weights_agree,
+    joined,
+    query_vectors,
+    whole_model,
+)
+from dexter.training.gradcache import EncoderInput, StepResult, backward
+from dexter.training.log import Interrupts, SilentLog, Stopwatch, TrainingLog
+from dexter.training.objective import build_objective, spread
+from dexter.training.optimizers import build_optimizers
 from dexter.training.presets import describe
-from dexter.training.run import Run, is_finished, open_run, read_config, read_run, record_end, was_started_by
-from dexter.training.sharing import check_alike, query_vectors, start_alike, whole_model
-from dexter.training.state import put_state, seed_rank, take_state
+from dexter.training.run import (
+    Run,
+    is_finished,
+    make_splits,
+    open_run,
+    read_config,
+    read_run,
+    record_end,
+    was_started_by,
+)
 from dexter.training.tuning import choose_scoring, keep_training_queries
-from dexter.training.validation import validate
 
 log = logging.getLogger("dexter")
 _LOG_STEPS = 10
+"""Steps between two records in `metrics.jsonl`."""
+_CHECKPOINTS = "checkpoints"
 
 
 def train(
     data: Dataset | str | Path,
     *,
-    recipe: str | Path = "dexml",
+    recipe: str | Path = DEFAULT_RECIPE,
     out: str | Path,
     overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
     tensorboard: bool = False,
+    keep_checkpoints: bool = False,
 ) -> Run:
     """Train a dual encoder and publish the best model below `out`.
 
-    Under `torchrun` all its processes train one model together; after a restart they resume by themselves.
+    Under `torchrun` all its processes train one model together; after a restart they resume without `resume`.
 
     Args:
         data: a data set, or the path or name of one.
         recipe: a recipe's name or TOML file. A resumed run keeps the settings it was started with.
         out: the run folder; it must be new, or `resume` given.
         overrides: settings by dotted name, such as {"train.epochs": 5}.
-        resume: go on from the newest checkpoint in `out`; starts afresh where there is none.
+        resume: continue from the newest checkpoint in `out`, or from the start where there is none.
         tensorboard: also write TensorBoard files (extra `track`).
+        keep_checkpoints: keep the last two checkpoints of a finished run, which only needs its model.
     """
-    dataset = _loaded(data)
+    dataset = data if isinstance(data, Dataset) else _load_dataset(data)
     folder = Path(out)
     with joined() as processes:
         launch = processes.launch
@@ -85,12 +102,12 @@ def train(
             log.info("%s", describe(trainer.config, num_steps=trainer.steps_per_epoch, num_processes=processes.size))
         if resume:
             trainer.restore()
-        trainer.run(tensorboard=tensorboard)
+        trainer.run(tensorboard=tensorboard, keep_checkpoints=keep_checkpoints)
         return read_run(folder)
 
 
 class Trainer:
-    """The state of a run, and the steps that change it; of several ranks, each has one."""
+    """The state of a run and the steps that change it; every process has one."""
 
     def __init__(self, config: Config, dataset: Dataset, folder: Path, processes: ProcessGroup | None = None) -> None:
         self.config, self.dataset, self.folder = config, dataset, folder
@@ -103,16 +120,14 @@ class Trainer:
             config.encoder, self.train_split.texts, dataset.label_texts, device=self.device, seed=config.seed
         )
         self.encoder.tokens_per_batch = config.train.tokens_per_micro_batch
-        distinct = DistinctTexts.of(dataset.label_texts)
-        self.places = distinct.places
-        self.shard = LabelShard.of(distinct.places, rank=processes.rank, size=processes.size)
+        label_texts, self.text_of_label = distinct_texts(dataset.label_texts)
+        self.shard = LabelShard.of(self.text_of_label, rank=processes.rank, size=processes.size)
         self.query_tokens = self.encoder.tokenize(self.train_split.texts, side="query", progress=processes.is_first)
         if isinstance(self.encoder, StaticEncoder):
             self.encoder.weigh_tokens(self.query_tokens)
-        start_alike(processes, self.encoder)
-        held_texts = [distinct.texts[text] for text in self.shard.texts]
+        broadcast_weights(processes, self.encoder)
+        held_texts = [label_texts[text] for text in self.shard.texts]
         self.label_tokens = self.encoder.tokenize(held_texts, side="label", progress=processes.is_first)
-        self.label_side = LabelSide(self.shard.text_of_label, refresh=config.train.label_refresh, processes=processes)
         counts = np.bincount(self.train_split.relevance.indices, minlength=dataset.num_labels)
         self.labels = Labels(dataset.label_ids, dataset.label_texts, counts)
         self.sampler = Sampler(self.train_split, config.batch, seed=config.seed)
@@ -128,9 +143,9 @@ class Trainer:
             relevance=self.train_split.relevance,
             processes=processes,
         )
-        start_alike(processes, self.objective.dual.project)
+        broadcast_weights(processes, self.objective.dual.project)
         if self.objective.classifier is not None:
-            start_alike(processes, self.objective.classifier.project)
+            broadcast_weights(processes, self.objective.classifier.project)
         self.optimizers = build_optimizers(
             config,
             self.encoder,
@@ -151,25 +166,25 @@ class Trainer:
         (validation, checkpoint, tuning)."""
         self.validation_tokens: Tokens | None = None
 
-    def run(self, *, tensorboard: bool = False) -> None:
+    def run(self, *, tensorboard: bool = False, keep_checkpoints: bool = False) -> None:
         """Take every remaining step, validate, and publish; a signal saves a checkpoint and raises `Interrupted`."""
-        journal = self._journal(tensorboard=tensorboard)
+        training_log = self._open_log(tensorboard=tensorboard)
         started, earlier = time.monotonic(), self.seconds
         saved_at, saved_step = started, self.step
         try:
             with Interrupts() as interrupts:
-                while self.step < self.num_steps and not self._is_patient_no_more():
-                    outcome, rows = self.take_step()
-                    self._log(journal, outcome, rows, time.monotonic() - started + earlier)
+                while self.step < self.num_steps and not self._should_stop_early():
+                    result = self.take_step()
+                    self._report(training_log, float(result.loss), time.monotonic() - started + earlier)
                     validated = self._is_due_validation()
                     if validated:
                         with self.watch("validation"):
-                            self._validate(journal)
+                            self._validate(training_log)
                     now = time.monotonic()
                     self.seconds = earlier + now - started
                     every = self.config.train.checkpoint_steps
                     is_late = now - saved_at > 60 * self.config.train.checkpoint_minutes
-                    # Clocks and signals differ between ranks; what follows must not.
+                    # Clocks and signals differ between processes; what follows must not.
                     signal_number, is_due = self.processes.agree(interrupts.received or 0, is_late)
                     if validated or signal_number or is_due or (every and self.step - saved_step >= every):
                         self.save()
@@ -180,28 +195,28 @@ class Trainer:
                             f"continue with --resume --out {self.folder}",
                             signal_number=int(signal_number),
                         )
-                self._finish()
+                self._finish(keep_checkpoints=keep_checkpoints)
         finally:
-            journal.close()
+            training_log.close()
 
     def restore(self) -> None:
         """Continue from the newest checkpoint as if the run had never stopped; from the start where there is none."""
-        held = {"label": self.shard.labels, "text": self.shard.texts}
-        checkpoint = load_checkpoint(self.folder / "checkpoints", held=held, processes=self.processes)
+        folder = self.folder / _CHECKPOINTS
+        checkpoint = load_checkpoint(folder, label_ids=self.shard.labels, processes=self.processes)
         if checkpoint is None:
             return
-        put_state(self, checkpoint)
+        restore_state(self, checkpoint)
         if self.processes.is_first:
             log.info("resumed after step %d of %d", self.step, self.num_steps)
 
     def save(self) -> None:
         """Publish a checkpoint of everything that the rest of the run depends on."""
         with self.watch("checkpoint"):
-            check_alike(self.processes, self.encoder)
-            save_checkpoint(self.folder / "checkpoints", take_state(self), self.processes)
+            check_weights_agree(self.processes, self.encoder)
+            save_checkpoint(self.folder / _CHECKPOINTS, take_state(self), self.processes)
 
-    def take_step(self) -> tuple[Outcome, NDArray[np.int64]]:
-        """One batch: encode, loss, gradients, update."""
+    def take_step(self) -> StepResult:
+        """Train on one batch: encode, loss, gradients, update."""
         if self.sampler.is_due_refresh(self.step):
             self._refresh()
         with self.watch("batch"):
@@ -209,57 +224,55 @@ class Trainer:
             whole_pool = self.sampler.pool(rows, self.step)
             pool = restrict(whole_pool, self.shard)
             classifier_pool = restrict(self.sampler.classifier_pool(whole_pool, rows, self.step), self.shard)
-            texts = self.label_side.texts_to_encode(pool.labels, needed=_columns(pool), step=self.step)
+            texts, text_of_label = self._label_texts(pool.labels)
 
         def objective(queries_BD: Tensor, texts_UD: Tensor | None = None) -> Tensor:
-            labels_MD = None if texts_UD is None else self.label_side.assemble(texts_UD, texts, pool.labels)
+            labels_MD = None if texts_UD is None else spread(texts_UD, text_of_label)
             loss: Tensor = self.objective(queries_BD, labels_MD, pool, classifier_pool, num_queries=len(rows))
             return loss
 
-        sides = [self._side(self.query_tokens, rows[self.processes.part(len(rows))])]
+        inputs = [self._encoder_input(self.query_tokens, rows[self.processes.part(len(rows))])]
         if self.objective.needs_label_texts:
-            sides.append(self._side(self.label_tokens, texts, label=True))
+            inputs.append(self._encoder_input(self.label_tokens, texts))
         self.encoder.train()
         self.objective.train()
-        outcome = backward(objective, *sides, watch=self.watch)
-        self._check_finite(outcome, rows)
+        result = backward(objective, *inputs, watch=self.watch)
+        self._check_finite(result, rows)
         with self.watch("update"):
-            self.label_side.learn()
             add_gradients(self.optimizers.parts, self.processes)
             self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
         self.step += 1
-        return outcome, rows
+        return result
+
+    def _label_texts(self, labels: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The distinct texts of a pool's labels (None: all held ones), and for each label the position of its text."""
+        if labels is None:
+            return np.arange(len(self.shard.texts)), self.shard.text_of_label
+        return np.unique(self.shard.text_of_label[labels], return_inverse=True)
 
     def _refresh(self) -> None:
-        """Cluster the queries and mine hard negatives with the model as it is now."""
+        """Cluster the queries and mine hard negatives with the current model."""
         with self.watch("embed"):
             model = self._model()
             queries = query_vectors(self.processes, model, self.query_tokens, head="encoder")
             labels = model.label_vectors(head="encoder")
         self.sampler.refresh(self.step, queries, labels, shard=self.shard, processes=self.processes, watch=self.watch)
 
-    def _side(self, tokens: Tokens, rows: NDArray[np.int64], *, label: bool = False) -> Side:
-        """How gradient caching encodes some rows of a token table."""
-        lengths = tokens.lengths
+    def _encoder_input(self, tokens: Tokens, rows: NDArray[np.int64]) -> EncoderInput:
+        """Some texts, given by their rows in a token table, as gradient caching wants them."""
 
         def encode(positions: NDArray[np.int64]) -> Tensor:
             ids, offsets = tokens.select(rows[positions])
             return self.encoder(_tensor(ids, self.device), _tensor(offsets, self.device))  # type: ignore[no-any-return]
 
-        def cut(positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-            return self.encoder.micro_batches(lengths[rows[positions]])
-
-        return Side(
+        return EncoderInput(
             encode=encode,
-            micro_batches=cut(np.arange(len(rows))),
-            backward_share=self.config.train.label_backward if label else 0.0,
-            cut_again=None if self.config.encoder.dropout else cut,
+            micro_batches=self.encoder.micro_batches(tokens.lengths[rows]),
             empty=next(self.encoder.parameters()).new_empty(0, self.encoder.dimension),
-            over_processes=self.processes.max,
         )
 
-    def _check_finite(self, outcome: Outcome, rows: NDArray[np.int64]) -> None:
-        finite = torch.isfinite(outcome.loss) and all(torch.isfinite(part.sum()) for part in outcome.gradients)
+    def _check_finite(self, result: StepResult, rows: NDArray[np.int64]) -> None:
+        finite = torch.isfinite(result.loss) and all(torch.isfinite(part.sum()) for part in result.gradients)
         if not self.processes.agree(not finite)[0]:
             return
         uids = [self.train_split.uids[row] for row in rows]
@@ -271,18 +284,17 @@ class Trainer:
             f"all in {path}): lower train.learning_rate or set train.gradient_clip; the last checkpoint is kept"
         )
 
-    def _journal(self, *, tensorboard: bool) -> SilentJournal:
+    def _open_log(self, *, tensorboard: bool) -> SilentLog:
         if not self.processes.is_first:
-            return SilentJournal()
-        return Journal(
+            return SilentLog()
+        return TrainingLog(
             self.folder / "metrics.jsonl", num_steps=self.num_steps, first_step=self.step, tensorboard=tensorboard
         )
 
-    def _log(self, journal: SilentJournal, outcome: Outcome, rows: NDArray[np.int64], seconds: float) -> None:
-        loss = float(outcome.loss)
+    def _report(self, training_log: SilentLog, loss: float, seconds: float) -> None:
         rate = self.step * self.config.batch.size / max(seconds, 1e-9)
         if self.step % _LOG_STEPS == 0 or self.step == self.num_steps:
-            journal.record(
+            training_log.record(
                 self.step,
                 "train",
                 epoch=self.step / self.steps_per_epoch,
@@ -291,7 +303,7 @@ class Trainer:
                 queries_per_second=rate,
                 seconds=seconds,
             )
-        journal.advance(self.step, loss=loss, texts_per_second=rate)
+        training_log.advance(self.step, loss=loss, texts_per_second=rate)
 
     def _is_due_validation(self) -> bool:
         if self.validation_split is None:
@@ -299,27 +311,19 @@ class Trainer:
         every = max(1, round(self.config.validation.every_epochs * self.steps_per_epoch))
         return self.step % every == 0 or self.step == self.num_steps
 
-    def _is_patient_no_more(self) -> bool:
+    def _should_stop_early(self) -> bool:
         return 0 < self.config.validation.patience <= self.num_worse
 
-    def _validate(self, journal: SilentJournal) -> None:
+    def _validate(self, training_log: SilentLog) -> None:
         """Score the validation queries, and publish the model if it is the best so far."""
         assert self.validation_split is not None
         model = self._model()
         if self.validation_tokens is None:
             self.validation_tokens = self.encoder.tokenize(self.validation_split.texts, side="query")
         metric = self.config.validation.metric
-        metrics = validate(
-            query_vectors(self.processes, model, self.validation_tokens),
-            model.label_vectors(),
-            self.validation_split,
-            self.train_split.relevance,
-            cut_off=self.config.validation.cut_off,
-            label_ids=self.shard.labels,
-            processes=self.processes,
-        )
+        metrics = self._score(model, self.validation_tokens)
         is_better = not self.best or metrics[metric] > self.best[metric]
-        journal.record(self.step, "validation", epoch=self.step / self.steps_per_epoch, best=is_better, **metrics)
+        training_log.record(self.step, "validation", epoch=self.step / self.steps_per_epoch, best=is_better, **metrics)
         shown = ", ".join(
             f"{name} {metrics[name]:.2f}" for name in dict.fromkeys((metric, "P@1", "P@5", "PSP@5")) if name in metrics
         )
@@ -332,14 +336,32 @@ class Trainer:
             model.facts["validation"] = metrics
             self._publish(model)
 
+    def _score(self, model: Model, tokens: Tokens) -> dict[str, float]:
+        """Metrics of the validation queries at 1, 3, 5 and at the cut-off that decides, by exact search."""
+        split = self.validation_split
+        assert split is not None
+        ks = sorted({1, 3, 5, self.config.validation.cut_off} & set(range(1, split.num_labels + 1)))
+        extra = overfetch(split.filtered) if split.filtered is not None else 0
+        found = search_shards(
+            query_vectors(self.processes, model, tokens),
+            model.label_vectors(),
+            min(max(ks) + extra, split.num_labels),
+            label_ids=self.shard.labels,
+            processes=self.processes,
+        )
+        top_ids = found.ids
+        if split.filtered is not None:
+            top_ids = remove_filtered(found.ids, found.scores, split.filtered, max(ks)).ids
+        return score(top_ids, split.relevance, self.train_split.relevance, ks=ks)
+
     def _publish(self, model: Model) -> None:
-        """Write the model with the labels of all ranks."""
-        whole = whole_model(self.processes, model, self.labels, self.places)
+        """Write the model with the labels of all processes."""
+        whole = whole_model(self.processes, model, self.labels, self.text_of_label)
         if whole is not None:
             whole.save(self.folder / "model")
         self.processes.barrier("model published")
 
-    def _finish(self) -> None:
+    def _finish(self, *, keep_checkpoints: bool) -> None:
         if self.validation_split is None:
             self.best_step = self.step
             self._publish(self._model())
@@ -347,36 +369,32 @@ class Trainer:
         if self.processes.is_first:
             with self.watch("tuning"):
                 self._tune()
-            record_end(
-                self.folder,
-                best=self.best,
-                best_step=self.best_step,
-                seconds=self.seconds,
-                steps=self.step,
-            )
+            record_end(self.folder, best=self.best, best_step=self.best_step, seconds=self.seconds, steps=self.step)
+            if not keep_checkpoints:
+                shutil.rmtree(self.folder / _CHECKPOINTS)
         self.processes.barrier("finish")
 
     def _tune(self) -> None:
         """Keep the training queries with the published model, and choose on validation how it scores."""
         config, published = self.config, self.folder / "model"
-        # The labels of all ranks may be more than the device of one holds.
+        # The labels of all processes may be more than the device of one can hold.
         model = Model.load(published, device=self.device if self.processes.size == 1 else "cpu")
         model = replace(model, training_queries=keep_training_queries(model, self.train_split, config))
         scoring = Scoring()
         if self.validation_split is not None:
-            metric, maximum = config.validation.metric, config.scoring.tuning_queries
+            metric, maximum = config.validation.metric, MAX_TUNING_QUERIES
             scoring = choose_scoring(model, self.train_split, self.validation_split, metric=metric, maximum=maximum)
         model.save(published, records={SCORING_FILE: scoring.to_json()})
 
     def _first_ids(self) -> NDArray[np.int64]:
-        """The token ids of the first step: what a typical step touches."""
+        """The token ids of the first step, as an example of what a step touches."""
         parts = [self.query_tokens.select(self.sampler.rows(0)).ids]
         if self.config.batch.pool == "all" and self.objective.needs_label_texts:
             parts.append(self.label_tokens.ids)
         return np.concatenate(parts)
 
     def _model(self) -> Model:
-        """The model as it is now, with every label of this rank freshly encoded."""
+        """The current model, with every label of this process encoded."""
         texts_UD = embed(self.encoder, self.label_tokens, device=self.device)
         facts = {
             "recipe": self.config.recipe,
@@ -397,19 +415,17 @@ class Trainer:
         )
 
 
-def _loaded(data: Dataset | str | Path) -> Dataset:
-    if isinstance(data, Dataset):
-        return data
+def distinct_texts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """The texts without repeats, in order of first occurrence, and for every text its position among them."""
+    first: dict[str, int] = {}
+    positions = np.array([first.setdefault(text, len(first)) for text in texts], dtype=np.int64)
+    return list(first), positions
+
+
+def _load_dataset(data: str | Path) -> Dataset:
     from dexter.data.formats import load_dataset
 
     return load_dataset(data)
-
-
-def _columns(pool: Pool) -> NDArray[np.int64]:
-    """The labels that the batch's queries point to, once for each query."""
-    positives: Positives = pool.positives
-    columns: NDArray[np.int64] = positives.columns.numpy()
-    return columns if pool.labels is None else pool.labels[columns]
 
 
 def _tensor(values: NDArray[Any], device: str) -> Tensor:

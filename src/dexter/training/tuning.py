@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from dexter.config import Config
+from dexter.config import MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset, Split
 from dexter.errors import UsageError
 from dexter.index import ExactIndex
@@ -28,8 +28,7 @@ from dexter.predict.calibration import FITTED_PLACES, calibrate
 from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings
 from dexter.predict.rank import RankingChoice, rank
 from dexter.predict.scoring import Scoring, write_tuned
-from dexter.training.parts import make_splits
-from dexter.training.run import check_data, read_run
+from dexter.training.run import check_data, make_splits, read_run
 from dexter.types import HeadName, TopK
 
 log = logging.getLogger("dexter")
@@ -213,7 +212,7 @@ def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = No
     if validation is None:
         raise UsageError(f"{folder} was trained with validation.fraction = 0: there are no queries to tune on")
     published = folder / "model"
-    maximum = config.scoring.tuning_queries
+    maximum = MAX_TUNING_QUERIES
     scoring = choose_scoring(Model.load(published), train, validation, metric=metric, maximum=maximum, dials=DIALS)
     write_tuned(published, scoring, fingerprint=fingerprint(published))
     return scoring

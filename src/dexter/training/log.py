@@ -1,47 +1,53 @@
-"""What a run says while it goes: `metrics.jsonl`, a progress bar on a terminal, optionally TensorBoard."""
+"""What a run reports and listens to: metrics, progress, the time of its phases, signals."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import signal
 import sys
+import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from tqdm import tqdm
 
 log = logging.getLogger("dexter")
-_QUIET_SECONDS = 30.0
-"""Where there is no terminal, one line of progress every so many seconds."""
+_SECONDS_BETWEEN_LINES = 30.0
+"""Without a terminal, one line of progress is logged this often."""
 
 
-class SilentJournal:
-    """For the ranks that leave it to the first to speak."""
+class SilentLog:
+    """The log of the processes that leave reporting to the first one: does nothing."""
 
     def record(self, step: int, kind: str, **values: Any) -> None:
-        """Say nothing."""
+        """Ignore the record."""
 
     def advance(self, step: int, *, loss: float, texts_per_second: float) -> None:
-        """Say nothing."""
+        """Ignore the progress."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
-class Journal(SilentJournal):
-    """Writes one JSON object per line, and shows where the run stands."""
+class TrainingLog(SilentLog):
+    """Writes `metrics.jsonl`, one JSON object per line, shows progress, and optionally writes TensorBoard files."""
 
     def __init__(self, path: Path, *, num_steps: int, first_step: int, tensorboard: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _forget_after(path, first_step)
+        _drop_records_after(path, first_step)
         self._file = path.open("a", encoding="utf-8")
         self._bar = tqdm(
             total=num_steps, initial=first_step, unit="step", disable=not sys.stderr.isatty(), dynamic_ncols=True
         )
         self._writer = _tensorboard_writer(path.parent / "tensorboard") if tensorboard else None
-        self._spoke = time.monotonic()
+        self._logged_at = time.monotonic()
         self._num_steps = num_steps
         self._started, self._first_step = time.monotonic(), first_step
 
@@ -59,23 +65,75 @@ class Journal(SilentJournal):
         self._bar.update()
         self._bar.set_postfix_str(f"loss {loss:.4f}, {texts_per_second:,.0f} texts/s, {resident_megabytes():,} MB")
         now = time.monotonic()
-        if self._bar.disable and now - self._spoke > _QUIET_SECONDS:
-            self._spoke = now
+        if self._bar.disable and now - self._logged_at > _SECONDS_BETWEEN_LINES:
+            self._logged_at = now
             left = (now - self._started) / max(1, step - self._first_step) * (self._num_steps - step)
             log.info(
                 "step %d/%d, loss %.4f, %.0f texts/s, %.0f s left", step, self._num_steps, loss, texts_per_second, left
             )
 
     def close(self) -> None:
-        """Finish the bar and the files."""
+        """Close the progress bar and the files."""
         self._bar.close()
         self._file.close()
         if self._writer is not None:
             self._writer.close()
 
 
+class Stopwatch:
+    """Sums the time of this process by phase: `with watch("loss"): ...`.
+
+    A phase inside another one is counted in both. Asynchronous work of a device is counted where the process waits for
+    it. A reading takes about a microsecond.
+
+    Args:
+        clock: returns seconds; the processor time of this process unless another one is given.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.process_time) -> None:
+        self._clock = clock
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Seconds of each phase so far."""
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to the phase, also when it raises."""
+        started = self._clock()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += self._clock() - started
+
+
+class Interrupts:
+    """While entered, keeps the first SIGINT or SIGTERM in `received`; a second one ends the process at once.
+
+    The training loop looks at `received` between two steps.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(number, signal.SIG_DFL)
+
+
 def resident_megabytes() -> int:
-    """Memory that this process holds now."""
+    """Resident memory of this process in megabytes; 0 where it is not known."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
@@ -83,7 +141,7 @@ def resident_megabytes() -> int:
         return 0
 
 
-def _forget_after(path: Path, step: int) -> None:
+def _drop_records_after(path: Path, step: int) -> None:
     """Drop the records of steps that a resumed run is about to repeat, and a line that a kill cut short."""
     if not path.exists():
         return

@@ -3,12 +3,12 @@
 import time
 
 import pytest
-from tests.conftest import SMALL
 
-from dexter.batches.stopwatch import Stopwatch
 from dexter.config import load_config
+from dexter.training.log import Stopwatch
 from dexter.training.presets import resolve_presets
 from dexter.training.trainer import Trainer
+from tests.conftest import SMALL
 
 
 def burn(seconds):
