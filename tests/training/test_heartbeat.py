@@ -47,7 +47,7 @@ def test_nobody_is_blamed_while_nobody_waits():
     first.start()
     time.sleep(0.6)
     assert not said
-    first.meet("sum")
+    first.enter("sum")
     time.sleep(0.6)
     assert len(said) == 1, "the second rank is blamed as soon as the first waits for it"
     first.leave()

@@ -304,7 +304,7 @@ def test_a_dense_gradient_is_an_error_that_says_what_to_do():
     ],
 )
 def test_wrong_settings_are_named(settings):
-    with pytest.raises(UsageError, match=next(iter())):
+    with pytest.raises(UsageError, match=next(iter(settings))):
         RowOptimizer([make()], **({"lr": 0.1} | settings))
     with pytest.raises(UsageError, match="float16"):
         RowOptimizer([make(dtype=torch.float16)], lr=0.1)
