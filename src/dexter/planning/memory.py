@@ -41,9 +41,9 @@ _MOMENTS = 2
 _LIBRARIES = 265 * MIB
 """Python, NumPy, SciPy, torch and this package, imported."""
 _TRANSFORMERS = 30 * MIB
-"""What importing transformers and building a model of it adds."""
+"""Added by importing transformers and building a model."""
 _MICRO_BATCHES = 100 * MIB
-"""What stays with a process that encodes micro-batch after micro-batch of different shapes."""
+"""Kept by the allocator of a process that encodes micro-batches of different shapes."""
 _TOKENIZER = 110 * MIB
 """A tokenizer of some ten thousand words, the one that counted them, and the pretrained file they came from."""
 _CUDA_CONTEXT = 600 * MIB
@@ -55,15 +55,15 @@ _TOKENIZING_BYTES_PER_TOKEN = 64
 _LABEL_COPIES = 6.0
 """Arrays of a step with a row per label: output, its graph, the cached copy, the prior's column, and two gradients."""
 _ASSEMBLED_COPIES = 1.25
-"""More of them where labels share texts and rows are gathered."""
+"""Further copies where labels share texts and their rows are gathered."""
 _ACTIVATIONS_PER_LAYER = 14
 """Arrays of hidden size that a transformer layer keeps for its backward pass, beside two of its inner width."""
 _SECOND_TOKENIZER = 40 * MIB
-"""What the tokenizer of a model that is read adds."""
+"""Added by the tokenizer of a model that is loaded."""
 _NEIGHBOURS = 200
-"""Training queries that may vote for a text's labels."""
+"""Most training queries that vote for the labels of a text."""
 _DISTINCT_VOTES = 0.6
-"""Of the labels that neighbours have, those that are not another's too."""
+"""Share of distinct labels among those of a query's neighbours."""
 _VOTED_PAIRS = 2**16
 """Pairs of a query and a voted label whose vectors are gathered at a time."""
 
