@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,11 +16,14 @@ from dexter import losses
 from dexter.batches.pool import Pool
 from dexter.config import Config, HeadConfig, LossConfig
 from dexter.data.tokens import Tokens
-from dexter.encoders import TextEncoder, embed
+from dexter.encoders import embed
 from dexter.encoders.classifier import ClassifierTable, starting_rows
 from dexter.encoders.heads import ClassifierHead, DualHead, LabelPrior
 from dexter.processes import LabelShard
 from dexter.training.distributed import ProcessGroup
+
+if TYPE_CHECKING:
+    from dexter.encoders import TextEncoder
 
 _MEGABYTE = 2**20
 
