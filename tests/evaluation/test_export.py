@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import make_world
-from tests.predict.test_indexing import DAMAGE
+from tests.predict.test_run_index import DAMAGE
 
 import dexter
 from dexter.cli import main as cli
