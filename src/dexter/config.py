@@ -1,8 +1,8 @@
-"""Every knob of a run: frozen dataclasses, one per stage, read from TOML and written back with the run.
+"""Every setting of a run: frozen dataclasses, one per stage, read from TOML and saved with the run.
 
-A recipe is a TOML file that holds differences from the defaults below; `--set train.epochs=5` is one more difference.
-Unknown keys are errors that name the nearest known key. A number given as 0 where the text says "0: chosen from the
-data" is filled in by `dexter.training.presets`, printed, and saved with the run.
+A recipe is a TOML file of differences from the defaults below; `--set train.epochs=5` is one more difference. Unknown
+keys are errors that name the nearest known key. Values of 0 that say "0: chosen" are chosen from the data by
+`dexter.training.presets`, printed, and saved with the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TUNING_QUERIES = 2_000
 DEFAULT_RECIPE = "dexter"
 """The recipe of `dexter.train`, `dexter.plan` and the command line where none is named."""
 CORRECTED_LOSSES = ("decoupled_softmax", "softmax", "psl")
-"""The losses that can correct negatives' scores."""
+"""The losses that can correct the scores of negatives for the sampling of the pool."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class EncoderConfig:
     label_prefix: str = ""
     """Text put before every label text (transformer)."""
     pooling: Literal["mean", "cls"] = "mean"
-    """How a transformer's token vectors become one."""
+    """How the token vectors of a transformer become one vector."""
     dropout: float = 0.0
     """Dropout inside a transformer; share of query tokens left out at random in the static encoder's training."""
     words: int = 100_000
@@ -76,7 +76,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """Which queries meet which labels in a step."""
+    """The queries of a step and the labels they are scored against."""
 
     size: int = 0
     """Queries per step; 0: chosen from the data. Clustered batches are N / 2^depth queries, at most this many."""
@@ -84,39 +84,32 @@ class BatchConfig:
     """Random batches, or batches of similar queries (balanced clusters of their embeddings)."""
     pool: Literal["auto", "all", "in-batch", "sampled"] = "all"
     """Labels of a step: every label; the positives of the batch's queries; or drawn positives and hard negatives.
-    `auto`: every label while they are few, else the batch's positives and random labels, corrected for the choice."""
+    `auto`: every label up to 8,192, else the batch's positives and random labels, corrected for the sampling."""
     positives: int = 0
-    """Positives drawn per query and step (beta); 0: all of them. With pool = "all" the others are left out of its loss,
-    in the other pools they are positives if another query brought them."""
+    """Positives drawn per query and step (beta); 0: all of them. With pool = "all" the others are ignored, in the
+    other pools they are positives where another query brought them."""
     hard_negatives: int = 0
-    """Mined negatives per query and step (eta); the shortlist holds this many times `refresh`."""
+    """Mined negatives per query and step (eta); the shortlist of a query has `refresh` times as many."""
     random_labels: int = 0
     """Labels drawn uniformly that join an in-batch or sampled pool."""
     cap: int = 0
-    """Most labels of a sampled pool: positives by in-batch count first, then negatives by count; 0: no limit."""
+    """Largest number of labels of a sampled pool: the commonest positives of the batch first, then the commonest
+    negatives; 0: no limit."""
     label_queries: bool = False
     """Every label text is a training query too, with its label as its positive (Renee)."""
     classifier_positives: int = 0
     """More positives per query that join the classifier's pool only (POS-CLF)."""
     correct_pool: bool = False
-    """Correct negatives' scores in an in-batch pool for how likely the label was to be in it (softmax losses)."""
+    """Correct the scores of negatives in an in-batch pool for the sampling of the pool (softmax losses)."""
     start: int = 0
     """The first epoch with clusters and hard negatives; before it batches are shuffled and pools have none."""
     refresh: int = 5
-    """Epochs between two clusterings and minings."""
+    """Epochs between two refreshes of clusters and hard negatives."""
     cluster_doubling: int = 0
-    """Epochs until clusters double in size, from one query to a whole batch (NGAME); 0: whole batches at once."""
+    """Epochs after which clusters double in size, from one query to a batch (NGAME); 0: whole batches at once."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "size",
-            "positives",
-            "hard_negatives",
-            "random_labels",
-            "cap",
-            "start",
-            "cluster_doubling",
-        ):
+        for name in ("size", "positives", "hard_negatives", "random_labels", "cap", "start", "cluster_doubling"):
             _require(getattr(self, name) >= 0, f"batch.{name}", "0 or more")
         _require(self.refresh >= 1, "batch.refresh", "1 or more")
         _require(not (self.hard_negatives and self.pool == "all"), "batch.hard_negatives", "0 with pool = 'all'")
@@ -127,7 +120,7 @@ class BatchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """From representations to the vectors that are scored."""
+    """How representations become the vectors that are scored."""
 
     projection: int = 0
     """Size of the heads' output (d); 0: representations are scored as they are."""
@@ -152,7 +145,7 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What is minimised."""
+    """The loss."""
 
     name: Literal["softmax", "decoupled_softmax", "soft_topk", "psl", "bce", "triplet"] = "decoupled_softmax"
     """The loss function, by its name in `dexter.losses`."""
@@ -173,9 +166,9 @@ class LossConfig:
     learn_scale: bool = False
     """bce: learn one scale and one bias for all scores (SigLIP)."""
     prior: bool = False
-    """Learn a bias per label, started from its log frequency, that joins the scores."""
+    """Learn a bias per label that is added to its scores; it starts at the log frequency of the label."""
     memory_megabytes: int = 256
-    """Room for score blocks; batch x labels never exists in memory."""
+    """Memory for blocks of scores in megabytes; the matrix batch x labels is never held as a whole."""
 
     def __post_init__(self) -> None:
         _require(self.temperature > 0, "loss.temperature", "above 0")
@@ -186,7 +179,7 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The loop."""
+    """The training loop and its optimisers."""
 
     epochs: int = 3
     """Passes over the training queries."""
@@ -199,7 +192,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     """AdamW's decay of matrices; vectors and biases are never decayed."""
     warmup: float = 0.05
-    """Share of the steps in which the learning rate rises; it then falls linearly to zero."""
+    """Share of the steps in which the learning rate rises linearly; it then falls linearly to zero."""
     gradient_clip: float = 0.0
     """Largest norm of the gradient; 0: no limit."""
     tokens_per_micro_batch: int = 0
@@ -207,11 +200,11 @@ class TrainConfig:
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
     threads: int = 0
-    """CPU threads; 0: as many as the process may use."""
+    """CPU threads; 0: all that the process may use."""
     checkpoint_minutes: float = 5.0
-    """Minutes between checkpoints; one is also written at every validation."""
+    """Largest number of minutes between checkpoints; one is also written at every validation."""
     checkpoint_steps: int = 0
-    """Steps between checkpoints, beside the minutes; 0: none."""
+    """Steps between checkpoints, in addition; 0: none."""
 
     def __post_init__(self) -> None:
         _require(self.epochs > 0, "train.epochs", "above 0")
@@ -226,11 +219,11 @@ class ValidationConfig:
     fraction: float = 0.05
     """Share of the training queries held out; 0: none, the last model is kept."""
     metric: str = "auto"
-    """What the best model has most of, such as P@1; `auto`: nDCG@5, which looks at more places and so varies less."""
+    """The metric that decides which model is best, such as P@1; `auto`: nDCG@5, which varies less than P@1."""
     every_epochs: float = 1.0
     """Epochs between validations."""
     patience: int = 0
-    """Stop after so many validations without a better value; 0: never."""
+    """Stop after this many validations without improvement; 0: never."""
 
     @property
     def cut_off(self) -> int:
@@ -271,13 +264,13 @@ class Config:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Text to vector."""
     batch: BatchConfig = field(default_factory=BatchConfig)
-    """Which queries meet which labels in a step."""
+    """The queries of a step and the labels they are scored against."""
     head: HeadConfig = field(default_factory=HeadConfig)
-    """From representations to the vectors that are scored."""
+    """How representations become the vectors that are scored."""
     loss: LossConfig = field(default_factory=LossConfig)
-    """What is minimised."""
+    """The loss."""
     train: TrainConfig = field(default_factory=TrainConfig)
-    """The loop."""
+    """The training loop and its optimisers."""
     validation: ValidationConfig = field(default_factory=ValidationConfig)
     """How the best model is chosen."""
     scoring: ScoringConfig = field(default_factory=ScoringConfig)
@@ -300,7 +293,7 @@ def recipe_names() -> list[str]:
 
 
 def load_config(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
-    """A configuration from a recipe's name or TOML file, with dotted overrides on top."""
+    """Read a recipe by name or from a TOML file, and apply overrides by dotted name."""
     values = _read_recipe(recipe)
     for key, value in (overrides or {}).items():
         _assign(values, key, value)
@@ -308,7 +301,7 @@ def load_config(recipe: str | Path, overrides: Mapping[str, Any] | None = None) 
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
-    """Turn `a.b=c` texts of the command line into overrides; values are TOML, anything else is taken as text."""
+    """Parse `a.b=c` of the command line into overrides; a value that is not TOML is a string."""
     overrides: dict[str, Any] = {}
     for assignment in assignments:
         key, separator, text = assignment.partition("=")
