@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from dexter.config import load_config, recipe_names
+from dexter.config import load_config
 from dexter.data import Dataset, Split
 from dexter.planning.plan import plan
+from dexter.recipes import method_names
 from dexter.training import objective, trainer
 from dexter.training.distributed import ProcessGroup, joined
 from dexter.training.presets import resolve_presets
@@ -199,7 +200,7 @@ def speed(steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", nargs="*", default=recipe_names())
+    parser.add_argument("--recipes", nargs="*", default=method_names())
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--labels", type=int, default=61)
     parser.add_argument("--speed", action="store_true")

@@ -18,7 +18,7 @@ import logging
 from typing import Any
 
 import trials
-from dexter.config import load_config, parse_overrides, recipe_names
+from dexter.config import load_config, parse_overrides
 from dexter.data import Dataset
 from dexter.encoders import build_encoder, embed
 from dexter.encoders.static import StaticEncoder
@@ -26,6 +26,7 @@ from dexter.evaluation.report import score_report, test_split
 from dexter.evaluation.runs import DEFAULT_KS
 from dexter.index import search
 from dexter.metrics import overfetch
+from dexter.recipes import method_names
 from dexter.types import HeadName
 
 LENGTHS = {"encoder.max_length_query": 32, "encoder.max_length_label": 32}
@@ -63,7 +64,7 @@ def untrained(dataset: Dataset, encoder: str) -> trials.Trial:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", nargs="+", choices=recipe_names(), default=recipe_names())
+    parser.add_argument("--recipes", nargs="+", choices=method_names(), default=method_names())
     parser.add_argument("--queries", type=int, default=1000, help="training queries, drawn at random; 0: all")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)

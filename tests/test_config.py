@@ -2,11 +2,12 @@ import dataclasses
 
 import pytest
 
-from dexter.config import Config, config_from_dict, config_to_toml, load_config, parse_overrides, recipe_names
+from dexter.config import Config, config_from_dict, config_to_toml, load_config, parse_overrides
 from dexter.errors import UsageError
+from dexter.recipes import method_names
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", method_names())
 def test_every_recipe_loads_and_survives_toml(name, tmp_path):
     config = load_config(name)
     assert config.recipe == name

@@ -10,7 +10,7 @@ import pytest
 import dexter
 
 SOURCE = Path(dexter.__file__).parent
-BASE = {"errors", "types", "processes", "files", "positives", "config"}
+BASE = {"errors", "types", "processes", "files", "positives", "recipes", "config"}
 PARTS = BASE | {"data", "metrics", "index", "losses", "batches", "encoders"}
 MAY_IMPORT = {
     "errors": set(),
@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "processes": {"errors"},
     "files": {"errors"},
     "positives": {"errors"},
-    "config": {"errors"},
+    "recipes": {"errors"},
+    "config": {"errors", "recipes"},
     "data": {"errors", "files", "types"},
     "metrics": {"errors", "types"},
     "index": {"errors", "files", "types", "processes"},

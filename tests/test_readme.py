@@ -9,9 +9,10 @@ import pytest
 
 import dexter
 from dexter.cli import main as cli
-from dexter.config import load_config, recipe_names
+from dexter.config import load_config
 from dexter.data import sources
 from dexter.data.formats import save_dataset
+from dexter.recipes import method_names
 from tests.conftest import SMALL, all_verbs, make_world
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +66,7 @@ def test_the_map_names_every_room():
 
 def test_every_recipe_is_described():
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)) == set(recipe_names())
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)) == set(method_names())
 
 
 def test_the_recipe_of_the_documents_loads(tmp_path):

@@ -13,12 +13,13 @@ import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from dexter.errors import UsageError
+from dexter.recipes import read_recipe
 
 _METRIC = re.compile(r"(P|R|nDCG|PSP|PSnDCG|MRR)@[1-9][0-9]*")
 
@@ -286,15 +287,10 @@ class Config:
         _require(possible, "batch.correct_pool", what)
 
 
-def recipe_names() -> list[str]:
-    """The recipes that ship with the package."""
-    folder = resources.files("dexter") / "recipes"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
 def load_config(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """Read a recipe by name or from a TOML file, and apply overrides by dotted name."""
-    values = _read_recipe(recipe)
+    read = read_recipe(recipe)
+    values: dict[str, Any] = {"recipe": read.name} | deepcopy(read.values)
     for key, value in (overrides or {}).items():
         _assign(values, key, value)
     return config_from_dict(values)
@@ -324,30 +320,6 @@ def config_to_toml(config: Config) -> str:
     import tomli_w
 
     return tomli_w.dumps(dataclasses.asdict(config))
-
-
-def _read_recipe(recipe: str | Path) -> dict[str, Any]:
-    path = Path(recipe)
-    if path.suffix == ".toml" or path.exists():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"--recipe {recipe}: cannot be read ({error.__class__.__name__}): give a TOML file"
-            ) from None
-        name = path.stem
-    elif str(recipe) in recipe_names():
-        text = (resources.files("dexter") / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
-        name = str(recipe)
-    else:
-        raise UsageError(
-            f"unknown recipe {str(recipe)!r}{_nearest(str(recipe), recipe_names())}: "
-            f"choose one of {', '.join(recipe_names())} or give a TOML file"
-        )
-    try:
-        return {"recipe": name} | tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{recipe}: not valid TOML: {error}") from None
 
 
 def _assign(values: dict[str, Any], key: str, value: Any) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from dexter.config import load_config, recipe_names
+from dexter.config import load_config
 from dexter.data import Dataset
 from dexter.errors import ModelError
 from dexter.evaluation import evaluate
 from dexter.predict.predictor import Predictor
 from dexter.processes import LabelShard
+from dexter.recipes import method_names
 from dexter.training import objective as objective_module
 from dexter.training import train
 from dexter.training import trainer as module
@@ -106,7 +107,7 @@ def test_some_recipes_on_three_ranks(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("recipe", method_names())
 def test_every_recipe(tmp_path, recipe, num_ranks):
     changes = {"loss.k": 3} if recipe == "dexml-topk" else {}
     assert_equal_to_one_process(num_ranks, make_world(), [(recipe, changes)], tmp_path)

@@ -19,7 +19,7 @@ from dexter.serving.middleware import (
     HeadersMiddleware,
     Metrics,
     MetricsMiddleware,
-    Traffic,
+    OpenRequests,
 )
 from dexter.serving.page.app import page_routes
 from dexter.serving.problems import RESPONSES, install_problems
@@ -38,7 +38,7 @@ def create_app(
     """
     settings = settings or ServeSettings()
     named = predictors if isinstance(predictors, Mapping) else {"default": predictors}
-    metrics, traffic = Metrics(), Traffic()
+    metrics, traffic = Metrics(), OpenRequests()
     runs = ServedRuns(
         [
             ServedRun(name, source, settings, observe_batch=metrics.batches.labels(name).observe)

@@ -152,7 +152,7 @@ class ErrorMiddleware:
             await problem.response(scope)(scope, receive, send)
 
 
-class Traffic:
+class OpenRequests:
     """Requests under way, and whether the service is stopping."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Traffic:
 class GateMiddleware:
     """Let a request in, or answer it with a problem without reading its body."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServeSettings, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, traffic: OpenRequests) -> None:
         self.app, self.settings, self.traffic = app, settings, traffic
         self.key_digests = [_digest(key) for key in settings.keys]
         self.hosts = settings.allowed_hosts or (_LOOPBACK_NAMES if settings.is_loopback else ())

@@ -16,7 +16,7 @@ from dexter import __version__
 from dexter.errors import ModelError, ResourceError, UsageError
 from dexter.predict import LabelChange, LabelRefused, Predictor, SimilarLabel, VersionConflict
 from dexter.serving.batching import BATCH_WAIT_SECONDS, IsDisconnected
-from dexter.serving.middleware import Metrics, Traffic
+from dexter.serving.middleware import Metrics, OpenRequests
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import (
     AddLabelsRequest,
@@ -255,7 +255,7 @@ def _read_version(if_match: str | None) -> int | None:
     return int(value)
 
 
-def status_routes(runs: ServedRuns, metrics: Metrics, traffic: Traffic) -> APIRouter:
+def status_routes(runs: ServedRuns, metrics: Metrics, traffic: OpenRequests) -> APIRouter:
     """Make the routes /healthz, /readyz, /info and /metrics."""
     router = APIRouter(tags=["status"])
 

@@ -13,7 +13,7 @@ import uvicorn
 
 from dexter.errors import ResourceError, UsageError
 from dexter.serving.app import create_app
-from dexter.serving.middleware import Traffic
+from dexter.serving.middleware import OpenRequests
 from dexter.serving.settings import ServeSettings
 
 log = logging.getLogger("dexter")
@@ -65,7 +65,7 @@ def _listen(settings: ServeSettings) -> socket.socket:
 class _DrainingServer(uvicorn.Server):
     """A server that on a signal refuses new requests, and closes when those under way are answered."""
 
-    def __init__(self, config: uvicorn.Config, traffic: Traffic) -> None:
+    def __init__(self, config: uvicorn.Config, traffic: OpenRequests) -> None:
         super().__init__(config)
         self._traffic = traffic
         self._signalled_at = 0.0
