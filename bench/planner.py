@@ -116,7 +116,7 @@ def train(trainer: Trainer, num_steps: int) -> float:
     """Take some more steps, with a validation, checkpoints and the tuning at their end; return processor seconds."""
     started = time.process_time()
     trainer.num_steps = trainer.step + num_steps
-    trainer.run()
+    trainer.run(keep_checkpoints=True)
     return time.process_time() - started
 
 

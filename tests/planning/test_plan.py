@@ -51,10 +51,12 @@ def test_disk_is_what_the_run_leaves(recipe, world, tmp_path):
         "encoder.ngrams": 2,
         "encoder.ngram_buckets": 5_000,
     }
-    run = dexter.train(world, recipe=recipe, out=tmp_path / "run", overrides=settings)
-    written = sum(path.stat().st_size for path in run.path.rglob("*") if path.is_file())
-    expected = sum(term.bytes for term in plan(world, recipe=recipe, overrides=settings).disk)
-    assert expected == pytest.approx(written, rel=0.1)
+    found = plan(world, recipe=recipe, overrides=settings)
+    run = dexter.train(world, recipe=recipe, out=tmp_path / "run", overrides=settings, keep_checkpoints=True)
+    written = {path: path.stat().st_size for path in run.path.rglob("*") if path.is_file()}
+    assert sum(term.bytes for term in found.disk) == pytest.approx(sum(written.values()), rel=0.1)
+    after = sum(size for path, size in written.items() if "checkpoints" not in path.parts)
+    assert found.disk_after == pytest.approx(after, rel=0.1)
 
 
 def test_time_is_measured_in_parts(found):

@@ -390,7 +390,7 @@ _KEPT_CHARACTERS = 300
 
 
 def estimate_disk(sizes: Sizes, config: Config) -> tuple[Term, ...]:
-    """Estimate what the run folder holds in the end."""
+    """Estimate what the run folder holds: its checkpoints (phase `step`) while it trains, the rest for good."""
     checkpoint, encoder = checkpoint_bytes(sizes, config), sizes.encoder
     labels = sizes.num_labels * (FLOAT * encoder.dimension + _LABEL_LINE_BYTES) + 5 * sizes.label_tokens
     model = weights_bytes(sizes, config) + labels + _TOKENIZER_BYTES_PER_ROW * encoder.table_rows
@@ -401,7 +401,7 @@ def estimate_disk(sizes: Sizes, config: Config) -> tuple[Term, ...]:
         characters = min(_KEPT_CHARACTERS, round(sizes.characters_per_query))
         kept = sizes.num_queries * (2 * encoder.dimension + characters + 24) + 4 * sizes.num_pairs
     terms = (
-        Term("checkpoints", KEPT_CHECKPOINTS * checkpoint, formula, "encoder.words, head.projection"),
+        Term("checkpoints", KEPT_CHECKPOINTS * checkpoint, formula, "encoder.words, head.projection", "step"),
         Term("model", model, "weights, label representations and texts", "encoder.dimension"),
         Term("training queries", kept, f"{sizes.num_queries:,}, kept with the model", "scoring.neighbours"),
         Term("metrics", _RECORD_BYTES * records, f"{records:,} records"),

@@ -83,6 +83,11 @@ class Plan:
         """Whether the peak is within the limit; None without a limit."""
         return None if self.limit is None else self.peak_memory <= self.limit
 
+    @property
+    def disk_after(self) -> float:
+        """Bytes of a finished run, whose checkpoints are deleted unless --keep-checkpoints is given."""
+        return sum(term.bytes for term in self.disk if term.phase == "always")
+
     def render(self) -> str:
         """The plan as text."""
         parts = (_head, _memory, _fit, _disk, _time, _network)
@@ -105,6 +110,7 @@ class Plan:
             },
             "disk": {
                 "total": round(sum(term.bytes for term in self.disk)),
+                "after": round(self.disk_after),
                 "terms": [dataclasses.asdict(term) for term in self.disk],
             },
             "time": None
@@ -409,7 +415,8 @@ def _fit(plan: Plan) -> Iterator[str]:
 
 def _disk(plan: Plan) -> Iterator[str]:
     parts = ", ".join(f"{term.name} {in_bytes(term.bytes)}" for term in plan.disk)
-    yield f"disk     {in_bytes(sum(term.bytes for term in plan.disk))}: {parts}"
+    total = in_bytes(sum(term.bytes for term in plan.disk))
+    yield f"disk     {total} while training, {in_bytes(plan.disk_after)} after: {parts}"
 
 
 def _time(plan: Plan) -> Iterator[str]:
