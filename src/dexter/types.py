@@ -1,8 +1,9 @@
-"""Types that several packages share: the best labels of a query, names of heads, bands of label frequency."""
+"""What several packages share: the best labels of a query, names of heads, bands of frequency, propensities."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -32,6 +33,12 @@ BANDS: Mapping[str, tuple[int, float]] = {
     "unseen": (0, 0),
 }
 """Smallest and largest number of training queries of a label, by frequency band, from common to rare."""
+
+
+PROPENSITY: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"default": (0.55, 1.5), "amazon": (0.6, 2.6), "wikipedia": (0.5, 0.4)}
+)
+"""The constants (a, b) of propensities by family of data sets. WikiSeeAlso belongs to the default, not to wikipedia."""
 
 
 def band_of(count: int) -> str:

@@ -164,6 +164,29 @@ def test_cut_offs_and_propensity_constants(run, trained, data, tmp_path):
     assert settings["ks"] == [2, 7] and settings["propensity"]["a"] == 0.6
 
 
+def test_the_data_set_has_its_own_propensity_constants(run, trained, data, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "copy")
+    (copy / "dataset.json").write_text('{"propensity": [0.5, 0.4]}')
+    code, out, _ = run("evaluate", trained, copy, "--json", "--record", tmp_path / "r.json")
+    assert code == 0 and json.loads(out)["settings"]["propensity"]["a"] == 0.5
+    (copy / "dataset.json").write_text('{"propensity": 3}')
+    assert "dataset.json: propensity is 3: expected two numbers" in error_line(run("data", "check", copy), 3)
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "tune", "plan", "data check", "data convert", "compare"])
+def test_every_verb_that_reads_data_takes_text_fields(run, trained, data, tmp_path, verb):
+    """The files are not those of records with fields, so that each verb must refuse the choice."""
+    arguments = {
+        "train": [data, "--out", tmp_path / "run"],
+        "evaluate": [trained, data],
+        "tune": [trained, data],
+        "data convert": [data, tmp_path / "out"],
+        "compare": [trained, trained, "--data", data],
+    }.get(verb, [data])
+    said = error_line(run(*verb.split(), *arguments, "--text-fields", "title"), 2)
+    assert "text_fields applies to xmc-json, not to jsonl" in said
+
+
 def test_convert_and_check(run, data, tmp_path):
     code, out, _ = run("data", "convert", data, tmp_path / "csv", "--to", "csv")
     assert (code, out) == (0, f"{tmp_path / 'csv'}: 400 train queries, 80 test queries, 37 labels\n")

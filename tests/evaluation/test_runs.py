@@ -14,6 +14,7 @@ import dexter
 from dexter import Predictor
 from dexter.data import Dataset, Split
 from dexter.errors import DataError, ModelError, UsageError
+from dexter.evaluation import unseen
 from dexter.evaluation.plots import save_dial_plot
 from dexter.evaluation.records import read_misses
 from dexter.evaluation.runs import compare_runs, dial_curve, evaluate, evaluate_run, predict_columns
@@ -175,3 +176,35 @@ def test_a_curve_is_drawn(trained, world, tmp_path):
 def test_no_values_no_curve(trained, world):
     with pytest.raises(UsageError, match="at least one value"):
         dial_curve(Predictor.load(trained), world, dials=())
+
+
+@pytest.mark.parametrize("place", ["evaluate", "record", "compare", "dial", "unseen"])
+def test_propensity_constants_are_those_of_the_data_unless_asked_for(trained, other, world, tmp_path, place):
+    """PSP changes with the constants that a data set carries, and does not where the caller gives his own."""
+
+    def psp(data, **asked):
+        if place == "evaluate":
+            return evaluate(trained, data, num_resamples=0, **asked).metrics["PSP@3"]
+        if place == "record":
+            found = evaluate_run(trained, data, record=tmp_path / "r.json", **asked).record
+            a, b = asked.get("propensity", data.propensity)
+            assert (found["settings"]["propensity"]["a"], found["settings"]["propensity"]["b"]) == (a, b)
+            return found["metrics"]["PSP@3"]
+        if place == "compare":
+            return (
+                compare_runs([trained, other], data, num_resamples=10, **asked).reports[str(trained)].metrics["PSP@3"]
+            )
+        if place == "dial":
+            return dial_curve(Predictor.load(trained), data, dials=[0.0], **asked).points[0.0]["PSP@3"]
+        return unseen._score(Predictor.load(trained), data, data.test)["PSP@3"]
+
+    amazon = dataclasses.replace(world, propensity=(0.6, 2.6))
+    assert psp(amazon) != psp(world)
+    if place != "unseen":
+        assert psp(amazon, propensity=(0.55, 1.5)) == psp(world)
+
+
+def test_training_without_some_labels_keeps_the_constants(world):
+    amazon = dataclasses.replace(world, propensity=(0.6, 2.6))
+    held_out = np.arange(world.num_labels) < 3
+    assert unseen.without_labels(amazon, held_out).propensity == (0.6, 2.6)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dexter.cli.options import Json, LabelColumn, OnError, Separator, TextColumn, echo_json, load
+from dexter.cli.options import Json, LabelColumn, OnError, Separator, TextColumn, TextFields, echo_json, load
 
 if TYPE_CHECKING:
     from dexter.data import Dataset
@@ -41,6 +41,7 @@ def data_check(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     label_separator: Separator = None,
+    text_fields: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Validate and describe: counts, label frequencies, duplicates, leaks, each problem with file and line.
@@ -49,7 +50,7 @@ def data_check(
     """
     from dexter.data.check import check
 
-    dataset = load(path, on_error, text_column, label_column, label_separator)
+    dataset = load(path, on_error, text_column, label_column, label_separator, text_fields)
     report = check(dataset, folder=Path(path) if Path(path).exists() else None)
     if plot is not None:
         from dexter.evaluation.plots import save_zipf_plot
@@ -70,6 +71,7 @@ def data_convert(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     label_separator: Separator = None,
+    text_fields: TextFields = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
 ) -> None:
     """Read one format and write another; nothing is half-written.
@@ -78,7 +80,7 @@ def data_convert(
     """
     from dexter.data.formats import save_dataset
 
-    dataset = load(str(source), on_error, text_column, label_column, label_separator)
+    dataset = load(str(source), on_error, text_column, label_column, label_separator, text_fields)
     save_dataset(dataset, target, format=to, replace=force)
     typer.echo(f"{target}: {_size(dataset)}")
 

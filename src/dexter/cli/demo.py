@@ -54,7 +54,8 @@ def run_demo(out: Path, *, overrides: Mapping[str, Any] | None = None) -> None:
     split = test_split(dataset)
     rankings["dexter"] = predict_columns(predictor, dataset, split, max(DEFAULT_KS))
     reports = {
-        name: score_report(top_ids, split, dataset.train.relevance, ks=DEFAULT_KS) for name, top_ids in rankings.items()
+        name: score_report(top_ids, split, dataset.train.relevance, ks=DEFAULT_KS, propensity=dataset.propensity)
+        for name, top_ids in rankings.items()
     }
     seconds = ", ".join(f"{recipe} in {run.seconds:.0f} s" for recipe, run in runs.items())
     print(f"\nThe {len(split):,} test queries of {dataset.name}. Trained: {seconds}.\n")

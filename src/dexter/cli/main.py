@@ -34,6 +34,7 @@ from dexter.cli.options import (
     Separator,
     Settings,
     TextColumn,
+    TextFields,
     UseIndex,
     echo_json,
     load,
@@ -147,6 +148,7 @@ def train(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     label_separator: Separator = None,
+    text_fields: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Train a dual encoder and publish the best model on validation.
@@ -157,7 +159,7 @@ def train(
     from dexter.planning.plan import describe_needs
     from dexter.training import train as train_run
 
-    dataset = load(data, on_error, text_column, label_column, label_separator)
+    dataset = load(data, on_error, text_column, label_column, label_separator, text_fields)
     overrides = parse_overrides(settings or [])
     if log.isEnabledFor(logging.INFO) and not resume:
         needs = describe_needs(dataset, recipe=recipe, overrides=overrides, world_size=read_launch().size)
@@ -194,6 +196,7 @@ def plan(
     gpu_memory: Annotated[
         float | None, typer.Option(help="GiB of each device: does the run fit, and if not, with which settings?")
     ] = None,
+    text_fields: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Predict what training will need: peak memory, disk, time per epoch, bytes between processes.
@@ -214,7 +217,7 @@ def plan(
         "gpu_memory": gpu_memory,
     }
     if data is not None and queries is None and labels is None:
-        found = plan_data(load(data), **shared)
+        found = plan_data(load(data, text_fields=text_fields), **shared)
     elif data is None and queries is not None and labels is not None:
         found = plan_counts(
             num_queries=queries,
@@ -237,7 +240,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     data: Annotated[str, typer.Argument(help="The data set whose test split is scored.")],
     k: Annotated[list[int] | None, typer.Option("--k", "-k", help="A cut-off; repeat for several.")] = None,
-    propensity: Propensity = "default",
+    propensity: Propensity = None,
     head: Head = None,
     index: UseIndex = None,
     neighbours: NeighboursOption = None,
@@ -254,6 +257,7 @@ def evaluate(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     label_separator: Separator = None,
+    text_fields: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Score a run on the test split: P, R, nDCG, PSP, by label frequency, with a result record.
@@ -268,7 +272,7 @@ def evaluate(
     from dexter.evaluation.tables import describe_calibration, render_table
     from dexter.training.distributed import joined
 
-    dataset = load(data, on_error, text_column, label_column, label_separator)
+    dataset = load(data, on_error, text_column, label_column, label_separator, text_fields)
     if unseen is not None:
         if runtime != "torch":
             raise UsageError("--unseen trains again, and what it trains has no export: leave --runtime out")
@@ -317,6 +321,7 @@ def tune(
     metric: Annotated[
         str | None, typer.Option("--for", help="What to have most of, such as PSP@3; the run's own metric if left out.")
     ] = None,
+    text_fields: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Choose the dial and the votes of neighbours on the run's validation queries, and store them with its model.
@@ -325,7 +330,7 @@ def tune(
     """
     from dexter.training.tuning import tune as tune_run
 
-    scoring = tune_run(run, load(data), metric=metric)
+    scoring = tune_run(run, load(data, text_fields=text_fields), metric=metric)
     if as_json:
         echo_json(scoring.to_json())
     else:
@@ -456,6 +461,7 @@ def export(
     data: Annotated[
         str | None, typer.Option(help="A data set whose test queries it is checked on; the model's own if left out.")
     ] = None,
+    text_fields: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Write a transformer's query encoder as an ONNX file beside the model, checked against torch, for --runtime onnx.
@@ -468,7 +474,7 @@ def export(
 
     from dexter.evaluation.export import export_run
 
-    report = export_run(run, int8=int8, data=None if data is None else load(data))
+    report = export_run(run, int8=int8, data=None if data is None else load(data, text_fields=text_fields))
     echo_json(asdict(report)) if as_json else typer.echo(report.render())
 
 
@@ -477,7 +483,8 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Two or more run folders; each is held against the first.")],
     data: Annotated[str, typer.Option("--data", help="The data set whose test split is scored.")],
     k: Annotated[list[int] | None, typer.Option("--k", "-k", help="A cut-off; repeat for several.")] = None,
-    propensity: Propensity = "default",
+    propensity: Propensity = None,
+    text_fields: TextFields = None,
     as_json: Json = False,
 ) -> None:
     """Hold runs against each other on the same queries: one table, differences with confidence intervals.
@@ -486,7 +493,9 @@ def compare(
     """
     from dexter.evaluation.runs import compare_runs
 
-    found = compare_runs(runs, load(data), ks=k or None, propensity=parse_propensity(propensity))
+    found = compare_runs(
+        runs, load(data, text_fields=text_fields), ks=k or None, propensity=parse_propensity(propensity)
+    )
     if as_json:
         echo_json(found.to_json())
     else:
@@ -545,7 +554,7 @@ def _evaluate_dial(
     dataset: Any,
     head: HeadName | None,
     neighbours: bool | None,
-    propensity: tuple[float, float],
+    propensity: tuple[float, float] | None,
     plot: Path | None,
     runtime: Runtime,
     *,

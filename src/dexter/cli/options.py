@@ -19,8 +19,14 @@ OnError = Annotated[str, typer.Option("--on-error", help="What to do with bad li
 TextColumn = Annotated[str | None, typer.Option(help="Tables: the text column, or several joined by +.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column of labels.")]
 Separator = Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")]
+TextFields = Annotated[
+    str | None,
+    typer.Option(help="xmc-json: title or title,content; by the folder's name if left out (Titles: title)."),
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set train.epochs=5.")]
-Propensity = Annotated[str, typer.Option(help="Propensity constants: default, amazon or wikipedia.")]
+Propensity = Annotated[
+    str | None, typer.Option(help="Propensity constants: default, amazon or wikipedia; the data set's own if left out.")
+]
 Head = Annotated[
     str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
 ]
@@ -50,6 +56,7 @@ def load(
     text_column: str | None = None,
     label_column: str | None = None,
     label_separator: str | None = None,
+    text_fields: str | None = None,
 ) -> Dataset:
     """Read a data set from a path or a built-in name, with the options of a verb."""
     from dexter.data.formats import load_dataset
@@ -62,14 +69,21 @@ def load(
     else:
         raise UsageError(f"--on-error {on_error!r}: expected fail or skip")
     return load_dataset(
-        path, on_error=policy, text_column=text_column, label_column=label_column, label_separator=label_separator
+        path,
+        on_error=policy,
+        text_column=text_column,
+        label_column=label_column,
+        label_separator=label_separator,
+        text_fields=None if text_fields is None else text_fields.split(","),
     )
 
 
-def parse_propensity(name: str) -> tuple[float, float]:
-    """The constants (A, B) of a name of --propensity."""
-    from dexter.metrics import PROPENSITY
+def parse_propensity(name: str | None) -> tuple[float, float] | None:
+    """The constants (a, b) of a name of --propensity, or None for those of the data set."""
+    from dexter.types import PROPENSITY
 
+    if name is None:
+        return None
     if name not in PROPENSITY:
         raise UsageError(f"--propensity {name!r}: expected one of {', '.join(PROPENSITY)}")
     return PROPENSITY[name]

@@ -12,6 +12,7 @@ import numpy as np
 
 from dexter.data.dataset import Dataset, Split
 from dexter.data.findings import Finding, find
+from dexter.data.published import describe_published
 from dexter.types import BANDS
 
 _BRAILLE = 0x2800
@@ -67,12 +68,15 @@ class CheckReport:
     findings: Sequence[Finding]
     label_counts: np.ndarray
     """Number of training queries of each label, for a Zipf plot."""
+    published: str | None = None
+    """Which published data set it is, or what differs from one whose name or counts nearly match."""
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the per-label counts as plain values."""
         return {
             "name": self.name,
             "source": dict(self.source),
+            "published": self.published,
             "counts": asdict(self.counts),
             "bands": {name: asdict(band) for name, band in self.bands.items()},
             "findings": [asdict(finding) for finding in self.findings],
@@ -80,8 +84,10 @@ class CheckReport:
 
     def render(self, width: int = 100) -> str:
         """Format the report as text of that width."""
+        title = f"{self.name} (read as {self.source['format']})" if "format" in self.source else self.name
+        published = "" if self.published is None else "\n".join(["", *textwrap.wrap(self.published, max(width, 60))])
         parts = [
-            f"{self.name} (read as {self.source['format']})" if "format" in self.source else self.name,
+            title + published,
             _render_counts(self.counts),
             _render_bands(self.bands, width),
             zipf_text(self.label_counts, width=min(width, 100)),
@@ -104,6 +110,7 @@ def check(dataset: Dataset, *, folder: str | Path | None = None) -> CheckReport:
         bands=_count_bands(dataset),
         findings=tuple(find(dataset, folder=folder)),
         label_counts=dataset.label_counts,
+        published=describe_published(dataset),
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.errors import DataError
+from dexter.types import PROPENSITY
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +86,15 @@ class Dataset:
     """The queries to score on; training never uses them."""
     source: Mapping[str, str] = field(default_factory=dict)
     """Where it came from: the format it was read as and the SHA-256 of each file."""
+    propensity: tuple[float, float] = PROPENSITY["default"]
+    """The constants (a, b) of its propensity-scored metrics, which differ between published data sets."""
+    text_fields: tuple[str, ...] | None = None
+    """The fields of the published records that the texts were made of, where there was a choice."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label_texts", tuple(self.label_texts))
         object.__setattr__(self, "label_ids", tuple(self.label_ids))
+        object.__setattr__(self, "propensity", check_propensity(self.propensity))
         if len(self.label_ids) != len(self.label_texts):
             raise DataError(
                 f"got {len(self.label_ids)} label ids for {len(self.label_texts)} label texts: one each is needed"
@@ -136,6 +142,16 @@ class Dataset:
                 "add data or raise the fraction"
             )
         return self.train.select(rest), self.train.select(chosen)
+
+
+def check_propensity(constants: Sequence[float]) -> tuple[float, float]:
+    """Return the propensity constants as a pair of numbers, or raise `DataError`."""
+    values = list(constants) if isinstance(constants, Sequence) else []
+    if len(values) != 2 or not all(type(one) in (int, float) and 0 < one < 1000 for one in values):
+        raise DataError(
+            f"propensity is {str(constants)[:40]}: expected two numbers (a, b) above 0, such as 0.55 and 1.5"
+        )
+    return float(values[0]), float(values[1])
 
 
 def _hash_fraction(text: str) -> float:

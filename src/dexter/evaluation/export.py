@@ -123,7 +123,7 @@ def _evaluate_int8(
     quantized = predictor.variant(model=replace(predictor.model, query_encoder=exported))
     places = max(int(name.partition("@")[2]) for name in INT8_METRICS) + overfetch(split.filtered)
     before, after = (predict_columns(each, data, split, places) for each in (predictor, quantized))
-    found = compare(before, after, split, data.train.relevance)
+    found = compare(before, after, split, data.train.relevance, propensity=data.propensity)
     changes = {
         name: MetricChange(
             before=found.before[name],

@@ -105,6 +105,7 @@ def make_record(
             "num_labels": dataset.num_labels,
             "num_train": len(dataset.train),
             "source": dict(dataset.source),
+            "text_fields": dataset.text_fields,
             "relevance_sha256": pairs_sha256(scored.relevance),
             "train_relevance_sha256": pairs_sha256(dataset.train.relevance),
             "filter_sha256": None if scored.filtered is None else pairs_sha256(scored.filtered),

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from dexter.data import Dataset, Split
+from dexter.data.published import describe_fields
 from dexter.errors import ModelError, UsageError
 from dexter.evaluation.records import (
     MISSED_PLACES,
@@ -101,7 +102,7 @@ def evaluate(
     data: Dataset | str | Path,
     *,
     ks: Sequence[int] | None = None,
-    propensity: tuple[float, float] = (0.55, 1.5),
+    propensity: tuple[float, float] | None = None,
     num_resamples: int = 1000,
     seed: int = 0,
     processes: Processes | None = None,
@@ -112,7 +113,7 @@ def evaluate(
         run: a run folder, or a predictor.
         data: a data set, or the path or name of one.
         ks: the cut-offs; if left out, those of `DEFAULT_KS` that the number of labels allows.
-        propensity: the constants (a, b) of PSP.
+        propensity: the constants (a, b) of PSP; the data set's own if left out.
         num_resamples: bootstrap resamples for the intervals; 0 leaves them out.
         seed: seed of the resampling.
         processes: each process ranks the labels for its share of the queries, and all return the whole report.
@@ -121,7 +122,11 @@ def evaluate(
 
     dataset = data if isinstance(data, Dataset) else load_dataset(data)
     predictor = run if isinstance(run, Predictor) else Predictor.load(run)
-    settings: dict[str, Any] = {"propensity": propensity, "num_resamples": num_resamples, "seed": seed}
+    settings: dict[str, Any] = {
+        "propensity": propensity or dataset.propensity,
+        "num_resamples": num_resamples,
+        "seed": seed,
+    }
     return _rank_and_score(predictor, dataset, ks, processes, **settings)[0]
 
 
@@ -133,7 +138,7 @@ def evaluate_run(
     neighbours: bool | None = None,
     dial: float | None = None,
     ks: Sequence[int] | None = None,
-    propensity: tuple[float, float] = (0.55, 1.5),
+    propensity: tuple[float, float] | None = None,
     record: Path | None = None,
     index: Literal["exact"] | None = None,
     runtime: Runtime = "torch",
@@ -146,7 +151,7 @@ def evaluate_run(
     started = time.monotonic()
     predictor = Predictor.load(run, head=head, neighbours=neighbours, dial=dial, index=index, runtime=runtime)
     exported = predictor.model.query_encoder
-    report, columns_NK = _rank_and_score(predictor, dataset, ks, processes, propensity=propensity)
+    report, columns_NK = _rank_and_score(predictor, dataset, ks, processes, propensity=propensity or dataset.propensity)
     described = make_record(
         report,
         dataset,
@@ -176,7 +181,7 @@ def compare_runs(
     dataset: Dataset,
     *,
     ks: Sequence[int] | None = None,
-    propensity: tuple[float, float] = (0.55, 1.5),
+    propensity: tuple[float, float] | None = None,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> RunComparison:
@@ -186,7 +191,7 @@ def compare_runs(
         raise UsageError(f"compare needs two different runs or more, got {', '.join(names) or 'none'}")
     split, ks = test_split(dataset), _choose_ks(ks or (1, 3, 5), dataset)
     relevance = dataset.train.relevance
-    settings: dict[str, Any] = {"ks": ks, "propensity": propensity}
+    settings: dict[str, Any] = {"ks": ks, "propensity": propensity or dataset.propensity}
     tops = {str(run): predict_columns(Predictor.load(run), dataset, split, max(ks)) for run in runs}
     reports = {
         name: score_report(top_ids, split, relevance, num_resamples=0, **settings) for name, top_ids in tops.items()
@@ -203,7 +208,7 @@ def dial_curve(
     dataset: Dataset,
     *,
     dials: Sequence[float] = DIALS,
-    propensity: tuple[float, float] = (0.55, 1.5),
+    propensity: tuple[float, float] | None = None,
 ) -> DialCurve:
     """Score the test split at several values of the frequency dial; the texts are encoded once.
 
@@ -211,7 +216,7 @@ def dial_curve(
         predictor: gives the model, the head and whether neighbours vote.
         dataset: the data set whose test split is scored.
         dials: the values; the predictor's own is added.
-        propensity: the constants (a, b) of PSP.
+        propensity: the constants (a, b) of PSP; the data set's own if left out.
     """
     if not dials:
         raise UsageError("a dial curve needs at least one value of the dial")
@@ -224,7 +229,8 @@ def dial_curve(
         turned = predictor.variant(predictor.choose(dial=dial), model=model)
         found = rank(model, turned.index, representations_ND, turned.choice, max(ks) + overfetch(split.filtered))
         columns_NK = as_columns(turned, dataset, found.ids)
-        report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=0)
+        constants = propensity or dataset.propensity
+        report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, propensity=constants, num_resamples=0)
         points[dial] = report.metrics
     return DialCurve(points=points, current=predictor.choice.dial)
 
@@ -259,6 +265,13 @@ def _rank_and_score(
     """Return the report on the test split, and the predictions as columns of the data set."""
     split = test_split(dataset)
     ks = _choose_ks(ks, dataset)
+    trained_on = predictor.model.facts.get("text_fields")
+    if trained_on and dataset.text_fields and list(trained_on) != list(dataset.text_fields):
+        log.warning(
+            "the run was trained on %s, these texts are %s: choose the same text_fields unless this is meant",
+            describe_fields(trained_on),
+            describe_fields(dataset.text_fields),
+        )
     found = _predict_split(predictor, split, max(*ks, FITTED_PLACES), processes=processes)
     columns_NK = as_columns(predictor, dataset, found.ids)
     report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, **settings)

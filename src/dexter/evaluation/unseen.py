@@ -127,7 +127,8 @@ def without_labels(dataset: Dataset, held_out: NDArray[np.bool_]) -> Dataset:
         None if filtered is None else filtered[rows][:, kept].tocsr(),
     )
     texts, ids = ([values[label] for label in kept.tolist()] for values in (dataset.label_texts, dataset.label_ids))
-    return Dataset(f"{dataset.name}-without-{int(held_out.sum())}", texts, ids, train_split)
+    name = f"{dataset.name}-without-{int(held_out.sum())}"
+    return replace(dataset, name=name, label_texts=texts, label_ids=ids, train=train_split, test=None, source={})
 
 
 def _restrict(predictor: Predictor, ids: set[str]) -> Predictor:
@@ -141,4 +142,7 @@ def _score(predictor: Predictor, dataset: Dataset, split: Split) -> dict[str, fl
     ks = [k for k in _KS if k <= len(predictor.labels.ids)]
     found = predictor.top(split.texts, max(ks) + overfetch(split.filtered))
     columns_NK = as_columns(predictor, dataset, found.ids)
-    return score_report(columns_NK, split, dataset.train.relevance, ks=ks, num_resamples=0).metrics
+    constants = dataset.propensity
+    return score_report(
+        columns_NK, split, dataset.train.relevance, ks=ks, propensity=constants, num_resamples=0
+    ).metrics

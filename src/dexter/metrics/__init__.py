@@ -12,7 +12,6 @@ from __future__ import annotations
 from dexter.metrics.filters import overfetch, remove_filtered
 from dexter.metrics.hits import Hits, checked_top_ids, find_hits, member_mask, relevant_pairs
 from dexter.metrics.scores import (
-    PROPENSITY,
     LabelCounts,
     Ratio,
     check_same_labels,
@@ -24,6 +23,7 @@ from dexter.metrics.scores import (
     query_ratios,
     score,
 )
+from dexter.types import PROPENSITY
 
 __all__ = [
     "PROPENSITY",

@@ -18,7 +18,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,8 @@ from scipy.sparse import csr_matrix
 
 from dexter.errors import DataError, UsageError
 from dexter.metrics.hits import Hits, checked_top_ids, find_hits, relevant_pairs
+from dexter.types import PROPENSITY
 
-PROPENSITY = MappingProxyType({"default": (0.55, 1.5), "amazon": (0.6, 2.6), "wikipedia": (0.5, 0.4)})
-"""The constants (a, b) by family of data sets. WikiSeeAlso belongs to the default, not to wikipedia."""
 _BLOCK_ROWS = 1 << 14
 
 
@@ -37,7 +35,7 @@ def score(
     relevance_csr: csr_matrix,
     train_relevance_csr: csr_matrix | None,
     ks: Sequence[int] = (1, 3, 5),
-    propensity: tuple[float, float] = (0.55, 1.5),
+    propensity: tuple[float, float] = PROPENSITY["default"],
 ) -> dict[str, float]:
     """Score rankings against relevance, in percent.
 

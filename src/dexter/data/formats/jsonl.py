@@ -4,15 +4,15 @@
   label indices (whole numbers from 0, in the order of `lbl.jsonl`), and `"weights"` where relevance is graded. A label
   is `{"uid", "text"}`.
 - `xmc-json`: `trn.json.gz`, `tst.json.gz` and `lbl.json.gz`. A query is `{"uid", "title", "content", "target_ind",
-  "target_rel"}`, a label `{"uid", "title", "content"}`. The text is title and content joined by a space; `target_ind`
-  holds label indices, `target_rel` their weights.
+  "target_rel"}`, a label `{"uid", "title", "content"}`. The text is title and content joined by a space, or the title
+  alone: that is another data set in the same files. `target_ind` holds label indices, `target_rel` their weights.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,13 @@ from dexter.data.formats.reader import (
     SplitBuilder,
     check_weights,
     find_file,
+    log,
     need_file,
     split_files,
     train_file,
 )
 from dexter.data.formats.writer import Writer, labels_of_rows
+from dexter.data.published import TITLE, TITLE_AND_CONTENT
 
 _SUFFIX, _XMC_SUFFIX = (".jsonl",), (".json",)
 
@@ -56,8 +58,15 @@ def read(reader: Reader) -> Dataset:
 def read_xmc_json(reader: Reader) -> Dataset:
     """Read a folder of the extreme classification repository."""
     files = split_files(reader.root, _XMC_SUFFIX)
-    labels = reader.labels(need_file(reader.root, ("lbl",), _XMC_SUFFIX), partial(_add_label, _XMC_FIELDS))
-    return reader.dataset(labels, partial(reader.queries, add_query=partial(_add_query, _XMC_FIELDS, labels)), files)
+    text = _RecordText(reader.text_fields or _fields_by_name(reader.name))
+    fields = _Fields(text=text, labels="target_ind", weights="target_rel")
+    labels = reader.labels(need_file(reader.root, ("lbl",), _XMC_SUFFIX), partial(_add_label, fields))
+    dataset = reader.dataset(labels, partial(reader.queries, add_query=partial(_add_query, fields, labels)), files)
+    if reader.has_stored_fields:  # written by us: what was title and content stands in the title
+        return dataset
+    if text.has_content and reader.text_fields is None:
+        log.info('texts are title and content; for a data set of titles choose text_fields "title"')
+    return replace(dataset, text_fields=text.fields if text.has_content else TITLE)
 
 
 def read_labels(reader: Reader, path: Path) -> LabelTable:
@@ -132,13 +141,30 @@ class _Fields:
     weights: str
 
 
-def _title_and_content(record: dict[str, Any]) -> str:
-    title, content = text_field(record, "title"), text_field(record, "content", default="")
-    return f"{title} {content}" if title and content else title or content
+class _RecordText:
+    """Makes the text of a record of its title, or of title and content."""
+
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        self.fields = fields
+        self.has_content = False
+        """Whether any text has a content."""
+
+    def __call__(self, record: dict[str, Any]) -> str:
+        title = text_field(record, "title")
+        content = text_field(record, "content", default="") if self.fields == TITLE_AND_CONTENT else ""
+        self.has_content |= bool(content)
+        return f"{title} {content}" if title and content else title or content
+
+
+def _fields_by_name(name: str) -> tuple[str, ...]:
+    """Return the fields of a data set's texts: the title alone if its name says so, as LF-AmazonTitles-131K does."""
+    if "titles" not in name.lower():
+        return TITLE_AND_CONTENT
+    log.info('texts are the title alone, as the name %s says; text_fields "title,content" reads both', name)
+    return TITLE
 
 
 _FIELDS = _Fields(text=partial(text_field, name="text"), labels="labels", weights="weights")
-_XMC_FIELDS = _Fields(text=_title_and_content, labels="target_ind", weights="target_rel")
 
 
 def _add_label(fields: _Fields, labels: LabelTable, line: str) -> None:

@@ -14,10 +14,13 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.data.dataset import Dataset, Split, freeze
+from dexter.data.formats import description
 from dexter.data.formats.columns import TableOptions
 from dexter.data.formats.lines import BadRecord, OnError, RecordErrors, decode, excerpt, raw_lines, without_line_end
-from dexter.errors import DataError
+from dexter.data.published import find_published
+from dexter.errors import DataError, UsageError
 from dexter.files import sha256
+from dexter.types import PROPENSITY
 
 log = logging.getLogger("dexter")
 
@@ -153,13 +156,28 @@ class Reader:
     """One reading of a data set: where it is, what to do with bad lines, and which files were read."""
 
     def __init__(
-        self, root: Path, *, format_name: str, on_error: OnError = "fail", table: TableOptions | None = None
+        self,
+        root: Path,
+        *,
+        format_name: str,
+        on_error: OnError = "fail",
+        table: TableOptions | None = None,
+        text_fields: tuple[str, ...] | None = None,
     ) -> None:
         self.root = root
         self.errors = RecordErrors(on_error)
         self.table = table or TableOptions()
         self._format_name = format_name
         self._files: list[Path] = []
+        self._description = description.read_description(root)
+        self.text_fields = self._description.text_fields or text_fields
+        """The fields that make a text, as `dataset.json` or else the caller says; None where neither does."""
+        self.has_stored_fields = self._description.text_fields is not None
+        if text_fields not in (None, self.text_fields):
+            raise UsageError(
+                f"text_fields is {','.join(text_fields or ())}, but {root / description.NAME} says "
+                f"{','.join(self.text_fields or ())}: read the original files, or correct it there"
+            )
 
     def use(self, path: Path) -> Path:
         """Remember a file as part of the data set."""
@@ -240,15 +258,33 @@ class Reader:
             raise DataError(f"no training rows ({num_seen} were read): at least one is needed", path=files[0])
         for line in self.errors.summary():
             log.info(line)
-        name = self.root.resolve().name
+        counts = (len(splits["train"]), len(splits["test"]) if "test" in splits else 0, len(labels))
         return Dataset(
-            name=name.removesuffix(".gz").rsplit(".", 1)[0] if self.root.is_file() else name,
+            name=self.name,
             label_texts=labels.texts,
             label_ids=labels.ids,
             train=splits["train"],
             test=splits.get("test"),
             source=self._source(),
+            propensity=self._propensity(counts),
+            text_fields=self.text_fields,
         )
+
+    @property
+    def name(self) -> str:
+        """The name of the data set: of its folder, or of its file without endings."""
+        name = self.root.resolve().name
+        return name.removesuffix(".gz").rsplit(".", 1)[0] if self.root.is_file() else name
+
+    def _propensity(self, counts: tuple[int, int, int]) -> tuple[float, float]:
+        """Return the constants of `dataset.json`, or of the published data set of this name or these counts."""
+        if self._description.propensity is not None:
+            return self._description.propensity
+        published = find_published(self.name, counts)
+        if published is None:
+            return PROPENSITY["default"]
+        log.info("propensity constants %g and %g, as published for %s", *published.propensity, published.name)
+        return published.propensity
 
     def _filter_pairs(self, split_name: str, rows: SplitBuilder, *, num_labels: int) -> csr_matrix | None:
         """Read the filter pairs of a split, "row label" per line, over the rows kept; None without such a file."""
@@ -278,6 +314,8 @@ class Reader:
         """Describe where the data came from: format, number of lines skipped if any, and SHA-256 of each file."""
         skipped = {"skipped": str(self.errors.count)} if self.errors.count else {}
         folder = self.root if self.root.is_dir() else self.root.parent
+        if (folder / description.NAME).is_file() and self.root.is_dir():
+            self.use(folder / description.NAME)
         hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in self._files}
         return {"format": self._format_name} | skipped | hashes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from types import MappingProxyType
 from dexter.data.dataset import Dataset
 from dexter.data.formats import annif, fasttext, jsonl, tables, xmc
 from dexter.data.formats.columns import TableOptions
+from dexter.data.formats.description import check_text_fields, write_description
 from dexter.data.formats.lines import OnError
 from dexter.data.formats.reader import Reader, log, plain_suffix
 from dexter.data.formats.writer import Writer
@@ -38,6 +39,8 @@ class Format:
     """Whether its files are usually gzip: the default when writing."""
     is_table: bool = False
     """Whether the column options apply."""
+    has_fields: bool = False
+    """Whether `text_fields` can be chosen."""
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
@@ -70,6 +73,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 read=jsonl.read_xmc_json,
                 write=jsonl.write_xmc_json,
                 compress=True,
+                has_fields=True,
             ),
             Format(
                 name="dexml",
@@ -129,6 +133,7 @@ def load_dataset(
     text_column: str | None = None,
     label_column: str | None = None,
     label_separator: str | None = None,
+    text_fields: Sequence[str] | None = None,
 ) -> Dataset:
     """Read a data set from a file or folder, or build a built-in one; guesses and skipped lines are logged.
 
@@ -140,21 +145,30 @@ def load_dataset(
         text_column: for tables, the text column, or several joined by "+" ("title+body"); guessed when not given.
         label_column: for tables, the column of labels; guessed when not given.
         label_separator: for tables, what separates the labels of a cell; guessed when not given.
+        text_fields: for xmc-json, `("title",)` or `("title", "content")`: the same files hold a data set of titles and
+            one of full texts. When not given, a folder's name that holds "Titles" says title, others mean both.
     """
     table = TableOptions(text_column=text_column, label_column=label_column, label_separator=label_separator)
     if on_error not in ("fail", "skip"):
         raise UsageError(f'on_error must be "fail" or "skip", got {on_error!r}')
     if label_separator == "":
         raise UsageError("label_separator must not be empty: leave it out to have it guessed")
+    fields = None if text_fields is None else check_text_fields(text_fields)
     path = Path(path_or_name)
     if not path.exists():
+        if fields is not None:
+            raise UsageError(f"text_fields applies to files, not to the built-in data set {path_or_name}")
         return _build(str(path_or_name))
     chosen = _format_named(format or detect(path))
     if table != TableOptions() and not chosen.is_table:
         names = ", ".join(one.name for one in FORMATS.values() if one.is_table)
         raise UsageError(f"text_column, label_column and label_separator apply to {names}, not to {chosen.name}")
     log.info(f"read as {chosen.name}")
-    return chosen.read(Reader(path, format_name=chosen.name, on_error=on_error, table=table))
+    reader = Reader(path, format_name=chosen.name, on_error=on_error, table=table, text_fields=fields)
+    if fields is not None and not (chosen.has_fields or reader.has_stored_fields):
+        names = ", ".join(one.name for one in FORMATS.values() if one.has_fields)
+        raise UsageError(f"text_fields applies to {names}, not to {chosen.name}, whose texts are one field")
+    return chosen.read(reader)
 
 
 def read_label_file(path: Path) -> list[tuple[str, str]]:
@@ -197,6 +211,7 @@ def save_dataset(
                 f"a text or id holds half a surrogate pair ({error.object[error.start]!a}): remove it, UTF-8 has none"
             ) from None
         writer.filter_pairs(dataset)
+        write_description(folder, dataset)
     if chosen.loses:
         log.info(f"{format} does not keep {chosen.loses}")
     if writer.num_changed:
