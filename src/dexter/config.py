@@ -58,7 +58,7 @@ class EncoderConfig:
     dropout: float = 0.0
     """Dropout inside a transformer; share of query tokens left out at random in the static encoder's training."""
     words: int = 100_000
-    """Static: at most this many whole words of the training texts get a vector beside the pretrained word pieces."""
+    """Static: at most this many whole words of the training texts get a vector, besides the pretrained word pieces."""
     ngrams: int = 1
     """Static: the longest run of neighbouring tokens that gets a (hashed) vector of its own; 1: single tokens only."""
     ngram_buckets: int = 200_000

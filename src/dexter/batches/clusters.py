@@ -47,7 +47,7 @@ def balanced_clusters(
     if vectors_ND.ndim != 2:
         raise UsageError(f"clusters need one vector per point: got an array of shape {vectors_ND.shape}")
     if leaf_size < 1:
-        raise UsageError(f"clusters of at most {leaf_size} points were asked for: expected 1 or more")
+        raise UsageError(f"leaf_size is {leaf_size}: expected 1 or more points in a cluster")
     rng = np.random.default_rng(seed)
     processes = processes or SingleProcess()
     members_MS = np.arange(len(vectors_ND)).reshape(1, -1)

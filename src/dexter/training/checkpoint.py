@@ -114,7 +114,7 @@ def _shared_folder(target: Path, processes: ProcessGroup) -> Iterator[Path]:
             processes.broadcast(torch.tensor([os.getpid()]))
             yield temporary
             processes.barrier("checkpoint")
-    # Nobody goes on before it is published: the next checkpoint drops older ones.
+    # No rank continues before it is published: the next checkpoint drops older ones.
     processes.barrier("published")
 
 

@@ -491,7 +491,7 @@ def check_weights_agree(processes: ProcessGroup, *modules: nn.Module) -> None:
     if not torch.equal(largest, smallest):
         raise ModelError(
             "the ranks' copies of the encoder have drifted apart: their devices or libraries compute differently; "
-            "go on from the last checkpoint on machines that are alike"
+            "resume from the last checkpoint on equal machines"
         )
 
 

@@ -1,4 +1,4 @@
-"""Parameter groups, the schedule, and one handle on the optimisers that share a step.
+"""The optimisers of a run: parameter groups, learning rates and their schedule.
 
 Matrices decay, vectors and biases do not. Tables whose gradient is row-sparse go to `RowOptimizer`, which touches only
 the rows of the step; everything else goes to fused `AdamW`. The learning rate rises linearly, then falls to zero.
@@ -40,7 +40,7 @@ class Part:
     sparse: bool = False
     """Whether their gradients are row-sparse."""
     by_label: bool = False
-    """Whether they have a row per label, of which a rank holds those of its own; others are the same on all ranks."""
+    """Whether they have a row per label; a process has the rows of its own labels. Others are the same on all ranks."""
 
 
 class Optimizers:
@@ -69,7 +69,7 @@ class Optimizers:
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
 
     def step(self, step: int, *, gradient_clip: float = 0.0) -> None:
-        """Update every parameter with the learning rate of this step, and forget the gradients."""
+        """Update every parameter with the learning rate of this step, and clear the gradients."""
         factor = self.schedule(step)
         if gradient_clip:
             self._clip(gradient_clip)
@@ -80,7 +80,7 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def schedule(self, step: int) -> float:
-        """The share of the peak learning rate in a step, counted from zero."""
+        """The learning rate of a step, counted from zero, as a share of the peak."""
         if step < self.num_warmup:
             return (step + 1) / self.num_warmup
         return max(0.0, (self.num_steps - step) / max(1, self.num_steps - self.num_warmup))
@@ -95,7 +95,7 @@ class Optimizers:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         for name, parameter, optimizer, _ in self._named():
             prefix = f"{name}."
             entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
@@ -104,7 +104,7 @@ class Optimizers:
             }
 
     def _clip(self, largest_norm: float) -> None:
-        """Scale dense gradients down to a norm, that of the labels of all ranks included."""
+        """Clip the norm of the dense gradients, including those of the labels of all ranks."""
         if self._processes.size == 1:
             nn.utils.clip_grad_norm_(self._dense_parameters(), largest_norm)
             return
@@ -211,7 +211,7 @@ def _square_of_norm(part: Part) -> Tensor:
 
 
 def _state_dtype(parameter: nn.Parameter) -> torch.dtype:
-    """Half precision for a table that is kept in it, single precision for any other."""
+    """bfloat16 for a bfloat16 table, float32 for any other."""
     return torch.bfloat16 if parameter.dtype == torch.bfloat16 else torch.float32
 
 
