@@ -10,6 +10,7 @@ import pytest
 import dexter
 from dexter import Predictor
 from dexter.config import load_config
+from dexter.data import load_dataset
 from dexter.errors import ModelError, UsageError
 from dexter.metrics import Ratio, score
 from dexter.model.model import Model
@@ -172,3 +173,50 @@ def test_a_damaged_scoring_is_refused(tmp_path):
         path.write_text(content)
         with pytest.raises(ModelError):
             read_scoring(tmp_path, fingerprint="")
+
+
+def test_propensity_constants_are_those_of_the_data(run, world, tmp_path):
+    """PSP of validation in training, of the choice at its end, and of `tune` changes with them; P does not."""
+    usual, amazon = world, replace(world, propensity=(0.6, 2.6))
+    settings = {**SMALL, "train.epochs": 1}
+    first, second = (
+        dexter.train(data, recipe="dexml", out=tmp_path / str(number), overrides=settings)
+        for number, data in enumerate((usual, amazon))
+    )
+    assert first.best["P@3"] == second.best["P@3"]
+    assert first.best["PSP@3"] != second.best["PSP@3"]
+    chosen = [Predictor.load(one.path).scoring.validation["model"] for one in (first, second)]
+    assert chosen[0]["P@3"] == chosen[1]["P@3"]
+    assert chosen[0]["PSP@3"] != chosen[1]["PSP@3"]
+    tuned = [dexter.tune(run, data).validation["model"] for data in (usual, amazon)]
+    assert tuned[0]["P@3"] == tuned[1]["P@3"]
+    assert tuned[0]["PSP@3"] != tuned[1]["PSP@3"]
+
+
+def test_a_run_keeps_to_the_fields_it_was_trained_on(world, tmp_path, caplog):
+    """The same files read as titles and as full texts are two data sets: to resume and to tune, and to evaluate."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    labels = [
+        {"uid": uid, "title": text, "content": "more"}
+        for uid, text in zip(world.label_ids, world.label_texts, strict=True)
+    ]
+    (folder / "lbl.json").write_text("".join(json.dumps(label) + "\n" for label in labels))
+    for name, split in (("trn", world.train), ("tst", world.test)):
+        rows = [
+            {"uid": uid, "title": text, "content": "more", "target_ind": split.relevance[row].indices.tolist()}
+            for row, (uid, text) in enumerate(zip(split.uids, split.texts, strict=True))
+        ]
+        (folder / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    titles, full = (load_dataset(folder, text_fields=fields) for fields in (["title"], ["title", "content"]))
+    out = tmp_path / "run"
+    settings = {**SMALL, "train.epochs": 1}
+    dexter.train(titles, recipe="dexml", out=out, overrides=settings)
+    with pytest.raises(UsageError, match="other data than files read as title,content"):
+        dexter.train(full, recipe="dexml", out=out, overrides=settings, resume=True)
+    with pytest.raises(UsageError, match="other data than files read as title,content"):
+        dexter.tune(out, full)
+    dexter.evaluate(out, titles, num_resamples=0)
+    assert "trained on the title alone" not in caplog.text
+    dexter.evaluate(out, full, num_resamples=0)
+    assert "trained on the title alone, these texts are title and content" in caplog.text

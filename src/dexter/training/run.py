@@ -85,7 +85,8 @@ def read_config(folder: Path) -> Config:
 def check_data(folder: Path, dataset: Dataset) -> None:
     """Raise a UsageError unless the run was started on these training data."""
     if (folder / _DATA).read_text(encoding="utf-8").strip() != _identity(dataset):
-        raise UsageError(f"{folder} was started on other data than {dataset.name}: give it the same data")
+        fields = f" read as {','.join(dataset.text_fields)}" if dataset.text_fields else ""
+        raise UsageError(f"{folder} was started on other data than {dataset.name}{fields}: give it the same data")
 
 
 def make_splits(dataset: Dataset, config: Config) -> tuple[Split, Split | None]:

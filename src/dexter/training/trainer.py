@@ -352,7 +352,7 @@ class Trainer:
         top_ids = found.ids
         if split.filtered is not None:
             top_ids = remove_filtered(found.ids, found.scores, split.filtered, max(ks)).ids
-        return score(top_ids, split.relevance, self.train_split.relevance, ks=ks)
+        return score(top_ids, split.relevance, self.train_split.relevance, ks, self.dataset.propensity)
 
     def _publish(self, model: Model) -> None:
         """Write the model with the labels of all processes."""
@@ -383,7 +383,14 @@ class Trainer:
         scoring = Scoring()
         if self.validation_split is not None:
             metric, maximum = config.validation.metric, MAX_TUNING_QUERIES
-            scoring = choose_scoring(model, self.train_split, self.validation_split, metric=metric, maximum=maximum)
+            scoring = choose_scoring(
+                model,
+                self.train_split,
+                self.validation_split,
+                metric=metric,
+                maximum=maximum,
+                propensity=self.dataset.propensity,
+            )
         model.save(published, records={SCORING_FILE: scoring.to_json()})
 
     def _first_ids(self) -> NDArray[np.int64]:
@@ -399,6 +406,7 @@ class Trainer:
         facts = {
             "recipe": self.config.recipe,
             "data": self.dataset.name,
+            "text_fields": self.dataset.text_fields,
             "seed": self.config.seed,
             "step": self.step,
             "train_queries": len(self.train_split),

@@ -20,7 +20,7 @@ from dexter.config import MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset, Split
 from dexter.errors import UsageError
 from dexter.index import ExactIndex
-from dexter.metrics import Ratio, inverse_propensity, per_query
+from dexter.metrics import PROPENSITY, Ratio, inverse_propensity, per_query
 from dexter.model.model import Model
 from dexter.model.store import fingerprint
 from dexter.model.training_queries import TrainingQueries
@@ -54,7 +54,14 @@ def keep_training_queries(model: Model, train: Split, config: Config) -> Trainin
 
 
 def choose_scoring(
-    model: Model, train: Split, validation: Split, *, metric: str, maximum: int, dials: Sequence[float] = ()
+    model: Model,
+    train: Split,
+    validation: Split,
+    *,
+    metric: str,
+    maximum: int,
+    propensity: tuple[float, float] = PROPENSITY["default"],
+    dials: Sequence[float] = (),
 ) -> Scoring:
     """Choose the ranking of a model on validation queries, and fit its probabilities.
 
@@ -64,11 +71,12 @@ def choose_scoring(
         validation: queries held out of training.
         metric: what to maximise, such as P@1 or PSP@3.
         maximum: validation queries that are used.
+        propensity: the constants (a, b) of PSP.
         dials: values of the dial to try besides the model's own.
     """
     # Queries stand in the order of the data set: take them evenly from all of it, the same every time.
     validation = validation.select(np.linspace(0, len(validation) - 1, min(maximum, len(validation))).astype(np.int64))
-    trial = Trial(model, train, validation, metric=metric)
+    trial = Trial(model, train, validation, metric=metric, propensity=propensity)
     as_trained = RankingChoice(head=model.default_head, dial=model.default_dial)
     best = trial.improve(as_trained, dials)
     if not trial.is_significant(as_trained, best):
@@ -91,13 +99,22 @@ class Trial:
         train: the queries it was trained on.
         validation: the queries that are ranked.
         metric: what decides between two choices.
+        propensity: the constants (a, b) of PSP.
     """
 
-    def __init__(self, model: Model, train: Split, validation: Split, *, metric: str) -> None:
+    def __init__(
+        self,
+        model: Model,
+        train: Split,
+        validation: Split,
+        *,
+        metric: str,
+        propensity: tuple[float, float] = PROPENSITY["default"],
+    ) -> None:
         self.model, self.split, self.metric = model, validation, metric
         self.cut_off = int(metric.partition("@")[2])
         self.representations_ND = model.encode_queries(validation.texts)
-        self.propensity = inverse_propensity(train.relevance)
+        self.propensity = inverse_propensity(train.relevance, *propensity)
         self.nearest: TopK | None = None
         if model.training_queries is not None:
             self.nearest = model.training_queries.nearest(self.representations_ND, max(NEIGHBOURS))
@@ -213,6 +230,14 @@ def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = No
         raise UsageError(f"{folder} was trained with validation.fraction = 0: there are no queries to tune on")
     published = folder / "model"
     maximum = MAX_TUNING_QUERIES
-    scoring = choose_scoring(Model.load(published), train, validation, metric=metric, maximum=maximum, dials=DIALS)
+    scoring = choose_scoring(
+        Model.load(published),
+        train,
+        validation,
+        metric=metric,
+        maximum=maximum,
+        propensity=dataset.propensity,
+        dials=DIALS,
+    )
     write_tuned(published, scoring, fingerprint=fingerprint(published))
     return scoring
