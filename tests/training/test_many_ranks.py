@@ -54,19 +54,23 @@ def make_trainer(world, dataset, recipe, changes, folder):
 
 
 def take_steps(world, dataset, cases, folder):
-    """For each case, the losses of the steps and all weights afterwards, those with a row per label in label order."""
+    """For each case, the losses of the steps, all weights afterwards, those with a row per label in label order, and
+    the sizes of the steps."""
     return [_steps(world, dataset, recipe, changes, folder) for recipe, changes in cases]
 
 
 def _steps(world, dataset, recipe, changes, folder):
     trainer = make_trainer(world, dataset, recipe, changes, folder)
-    losses = [float(trainer.take_step().loss) for _ in range(NUM_STEPS)]
+    losses, sizes = [], []
+    for _ in range(NUM_STEPS):
+        losses.append(float(trainer.take_step().loss))
+        sizes.append(trainer.step_sizes)
     weights = {f"encoder.{name}": value.numpy().copy() for name, value in trainer.encoder.state_dict().items()}
     whole = module.whole_model(world, trainer._model(), trainer.labels, trainer.text_of_label)
     if whole is not None:
         weights |= {name: value.numpy().copy() for name, value in whole._head_state().items()}
         weights["representations"] = whole.representations_LD.numpy().copy()
-    return losses, weights
+    return losses, weights, sizes
 
 
 def largest_difference(got, wanted):
@@ -86,8 +90,9 @@ def assert_equal_to_one_process(num_ranks, dataset, cases, folder):
     for rank, answers in enumerate(run_ranks(num_ranks, take_steps, dataset, cases, folder)):
         for (recipe, changes), got, wanted in zip(cases, answers, expected, strict=True):
             if rank > 0:
-                wanted = (wanted[0], {name: wanted[1][name] for name in got[1]})
+                wanted = (wanted[0], {name: wanted[1][name] for name in got[1]}, wanted[2])
             assert largest_difference(got, wanted) < 1e-6, f"{recipe} {changes} on rank {rank} of {num_ranks}"
+            assert got[2] == wanted[2], "the sizes of a step must be those of the whole pool"
 
 
 VARIANTS = [

@@ -155,6 +155,18 @@ def without_pairs(pool: Pool, unwanted: csr_matrix, rows: np.ndarray) -> Pool:
     return replace(pool, ignore=more)
 
 
+def count_relevant_pairs(pool: Pool, relevance: csr_matrix, rows: np.ndarray) -> int:
+    """Count the pairs of the batch's queries and the pool's labels that are relevant, in the loss or not.
+
+    Divided by the number of queries this is Avg |P_i^B| of the UniDEC paper (tables 6 and 7). The pool must be that of
+    all processes.
+    """
+    if pool.labels is None:
+        return int((relevance.indptr[rows + 1] - relevance.indptr[rows]).sum())
+    pairs = _relevant_pairs(relevance, rows, weighted=False)
+    return int((_positions(pairs.columns.numpy(), pool.labels) >= 0).sum())
+
+
 def restrict(pool: Pool, shard: LabelShard) -> Pool:
     """The part of a pool that one process holds: labels as numbers within its shard; `num_labels` stays that of all."""
     if shard.is_all:

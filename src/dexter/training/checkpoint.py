@@ -40,7 +40,7 @@ _PREFIX = "step-"
 _KEPT = 2
 _SHARED, _VALUES = "state.safetensors", "state.json"
 _IDS, _ROWS, _OWN = "ids", "rows:", "own:"
-_COUNTERS = ("best", "best_step", "num_worse", "seconds")
+_COUNTERS = ("best", "best_step", "num_worse", "seconds", "epoch_sums")
 
 log = logging.getLogger("dexter")
 

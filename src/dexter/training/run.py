@@ -2,7 +2,7 @@
 
 run/   config.toml      every setting, as resolved
        data.sha256      which training data it belongs to
-       metrics.jsonl    one record per logged step and per validation
+       metrics.jsonl    one record per logged step, epoch and validation
        checkpoints/     the newest two states; removed when the run has finished, unless they are to be kept
        model/           the best model on validation (see `dexter.model.model`)
        run.json         its best figures, written when the run has finished

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dexter.batches.pool import restrict
+from dexter.batches.pool import count_relevant_pairs, restrict
 from dexter.batches.sampler import Sampler
 from dexter.config import DEFAULT_RECIPE, MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset
@@ -161,6 +161,10 @@ class Trainer:
         self.best_step = 0
         self.num_worse = 0
         self.seconds = 0.0
+        self.step_sizes: dict[str, int] = {}
+        """Of the last step, over all processes: queries, labels in the pool, relevant pairs of these."""
+        self.epoch_sums: dict[str, float] = {}
+        """Sums over the steps of the current epoch: steps, their losses and their sizes."""
         self.watch = Stopwatch()
         """Seconds of steps (batch, encode, loss, backward, update), refreshes (embed, cluster, mine) and the rest
         (validation, checkpoint, tuning)."""
@@ -225,6 +229,11 @@ class Trainer:
             pool = restrict(whole_pool, self.shard)
             classifier_pool = restrict(self.sampler.classifier_pool(whole_pool, rows, self.step), self.shard)
             texts, text_of_label = self._label_texts(pool.labels)
+            self.step_sizes = {
+                "queries": len(rows),
+                "labels": whole_pool.num_labels,
+                "positives": count_relevant_pairs(whole_pool, self.train_split.relevance, rows),
+            }
 
         def objective(queries_BD: Tensor, texts_UD: Tensor | None = None) -> Tensor:
             labels_MD = None if texts_UD is None else spread(texts_UD, text_of_label)
@@ -293,17 +302,41 @@ class Trainer:
 
     def _report(self, training_log: SilentLog, loss: float, seconds: float) -> None:
         rate = self.step * self.config.batch.size / max(seconds, 1e-9)
+        sizes = self.step_sizes
+        for name, value in {"steps": 1, "loss": loss, **sizes}.items():
+            self.epoch_sums[name] = self.epoch_sums.get(name, 0) + value
         if self.step % _LOG_STEPS == 0 or self.step == self.num_steps:
             training_log.record(
                 self.step,
                 "train",
                 epoch=self.step / self.steps_per_epoch,
                 loss=loss,
+                positives_per_query=sizes["positives"] / sizes["queries"],
+                pool_labels=sizes["labels"],
                 learning_rate=self.config.train.learning_rate * self.optimizers.schedule(self.step - 1),
                 queries_per_second=rate,
                 seconds=seconds,
             )
         training_log.advance(self.step, loss=loss, texts_per_second=rate)
+        if self.step % self.steps_per_epoch == 0:
+            self._report_epoch(training_log)
+
+    def _report_epoch(self, training_log: SilentLog) -> None:
+        """Record the means over an epoch: the loss of a step, positives in the pool per query, labels in the pool."""
+        sums, self.epoch_sums = self.epoch_sums, {}
+        epoch = self.step // self.steps_per_epoch
+        means = {
+            "loss": sums["loss"] / sums["steps"],
+            "positives_per_query": sums["positives"] / sums["queries"],
+            "pool_labels": sums["labels"] / sums["steps"],
+        }
+        training_log.record(self.step, "epoch", epoch=epoch, **means)
+        if self.processes.is_first:
+            log.info(
+                "epoch %d: loss %.4f, %.2f positives in the pool per query, %.0f labels in the pool",
+                epoch,
+                *means.values(),
+            )
 
     def _is_due_validation(self) -> bool:
         if self.validation_split is None:

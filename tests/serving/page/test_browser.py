@@ -287,7 +287,7 @@ def test_a_label_that_is_not_there_is_told_in_words(visit):
 
 def test_curves_follow_a_run(visit, run):
     page = visit("/training")
-    assert page.get_by_test_id("chart").count() == 4
+    assert page.get_by_test_id("chart").count() == 6
     page.locator(".plot").first.hover()
     assert page.locator(".plot .tip").first.inner_text().startswith("step ")
     page.get_by_role("heading", level=1).hover()

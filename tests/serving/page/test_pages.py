@@ -116,7 +116,8 @@ def test_curves_of_a_run_that_is_going_and_of_one_that_ended(connect, trained, t
     shutil.copytree(trained, folder)
     client = connect({"world": folder}, keep_edits=False)
     page = client.get("/training").text
-    assert page.count("<polyline") >= 3 and "Finished after" in page and "data-live-run" not in page
+    assert "Positives in the pool per query" in page and "Labels in the pool" in page and "epoch mean" in page
+    assert page.count("<polyline") >= 7 and "Finished after" in page and "data-live-run" not in page
     (folder / "run.json").unlink()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 98_765, "kind": "train", "epoch": 9.0, "loss": 0.5}) + '\n{"step": 98')

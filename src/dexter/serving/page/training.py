@@ -23,13 +23,18 @@ _MAX_POINTS = 300
 _MAX_BYTES = 64 * 2**20
 """Of a longer file only the end is read."""
 _VALIDATION_METRICS = ("P@1", "P@5", "nDCG@5", "PSP@5")
-_CHARTS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "Loss": ("train", ("loss",)),
-    "Validation, %": ("validation", _VALIDATION_METRICS),
-    "Queries per second": ("train", ("queries_per_second",)),
-    "Learning rate": ("train", ("learning_rate",)),
+_CHARTS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Loss": {"loss": ("train", "loss")},
+    "Validation, %": {name: ("validation", name) for name in _VALIDATION_METRICS},
+    "Positives in the pool per query": {
+        "step": ("train", "positives_per_query"),
+        "epoch mean": ("epoch", "positives_per_query"),
+    },
+    "Labels in the pool": {"step": ("train", "pool_labels"), "epoch mean": ("epoch", "pool_labels")},
+    "Queries per second": {"queries_per_second": ("train", "queries_per_second")},
+    "Learning rate": {"learning_rate": ("train", "learning_rate")},
 }
-"""By title: the kind of record, and the values that are drawn."""
+"""By title and name of the curve: the kind of record, and the value that is drawn."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +164,9 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
 def make_charts(records: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Make the charts that the records have values for."""
     charts = []
-    for title, (kind, names) in _CHARTS.items():
-        wanted = [record for record in records if record.get("kind") == kind]
-        curves = [Curve(name, points) for name in names if (points := thin(_read_points(wanted, name)))]
+    for title, sources in _CHARTS.items():
+        points = {name: thin(_read_points(records, kind, value)) for name, (kind, value) in sources.items()}
+        curves = [Curve(name, found) for name, found in points.items() if found]
         if curves:
             charts.append(Chart(title, curves))
     return charts
@@ -173,8 +178,8 @@ def thin(points: Sequence[tuple[float, float]], most: int = _MAX_POINTS) -> list
     return list(points[::-1][::step][::-1])
 
 
-def _read_points(records: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    pairs = ((record.get("step"), record.get(name)) for record in records)
+def _read_points(records: Iterable[Mapping[str, Any]], kind: str, name: str) -> list[tuple[float, float]]:
+    pairs = ((record.get("step"), record.get(name)) for record in records if record.get("kind") == kind)
     return [
         (float(step), float(value))
         for step, value in pairs
