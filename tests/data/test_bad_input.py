@@ -376,6 +376,79 @@ def test_dexml_sizes_must_agree(tmp_path: Path) -> None:
     assert "no Y.trn.npz" in str(failure(tmp_path))
 
 
+# Texts with rows of labels.
+
+
+def write_xmc_text(folder: Path, rows: str | bytes = "2 3\n0:1 2:0.5\n1:1.0\n", texts: bytes = b"one\ntwo\n") -> Path:
+    (folder / "trn_X.txt").write_bytes(texts)
+    (folder / "Y.txt").write_text("A\nB\nC\n")
+    (folder / "trn_X_Y.txt").write_bytes(rows.encode() if isinstance(rows, str) else rows)
+    return folder
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_texts_with_rows_of_labels(tmp_path: Path, raw: bool) -> None:
+    """Beside the rows or in raw/; filter files and a row without labels; values are weights."""
+    write_xmc_text(tmp_path, "3 3\n0:1 2:0.5\n\n1:1.00000\n\n", b"one\ntwo\nthree\n")
+    if raw:
+        (tmp_path / "raw").mkdir()
+        for name in ("trn_X.txt", "Y.txt"):
+            (tmp_path / name).rename(tmp_path / "raw" / name)
+    (tmp_path / "filter_labels_train.txt").write_text("2 0\n")
+    data = load_dataset(tmp_path)
+    assert (data.train.texts, data.label_texts) == (("one", "two", "three"), ("A", "B", "C"))
+    np.testing.assert_array_equal(data.train.relevance.toarray(), [[1, 0, 0.5], [0, 0, 0], [0, 1, 0]])
+    assert data.train.filtered is not None
+    assert data.train.filtered.nonzero()[0].tolist() == [2]
+    assert data.source["format"] == "xmc-text"
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "says"),
+    [
+        ("", 1, "expected a header \"N L\" (rows, labels), got ''"),
+        ("0:1\n1:1\n", 1, "expected a header \"N L\" (rows, labels), got '0:1'"),
+        ("2 4\n0:1\n1:1\n", 1, "the header declares 4 labels, Y.txt has 3: they must agree"),
+        ("3 3\n0:1\n1:1\n", 1, "2 rows, the header declares 3: they must agree"),
+        ("3 3\n0:1\n1:1\n2:1\n", 1, "3 rows, trn_X.txt has 2: they must agree"),
+        ("1 3\n0:1\n", 1, "1 rows, trn_X.txt has 2: they must agree"),
+        ("2 3\n0:1\n3:1\n", 3, "label index 3 is out of range: expected less than 3"),
+        ("2 3\n0:1\n-1:1\n", 3, "expected a label index (a whole number from 0), got '-1'"),
+        ("2 3\n0:1\n1\n", 3, "expected label:value with a number, got '1'"),
+        ("2 3\n0:1\n1:x\n", 3, "expected label:value with a number, got '1:x'"),
+        ("2 3\n0:1\n1:nan\n", 3, "weight nan must be finite"),
+        ("2 3\n0:1\n1:-2\n", 3, "weight -2.0 must be finite and not negative"),
+        (b"2 3\n0:1\n1:\xff\n", 3, "is not UTF-8"),
+    ],
+)
+def test_bad_rows_of_labels(tmp_path: Path, rows: str | bytes, line: int, says: str) -> None:
+    error = failure(write_xmc_text(tmp_path, rows))
+    assert str(error).startswith(f"{tmp_path / 'trn_X_Y.txt'}:{line}: ")
+    assert says in str(error)
+    if line > 1:
+        assert load_dataset(tmp_path, on_error="skip").train.texts == ("one",)
+    else:
+        failure(tmp_path, on_error="skip")
+
+
+def test_a_bad_text_takes_its_row_of_labels_along(tmp_path: Path) -> None:
+    error = failure(write_xmc_text(tmp_path, texts=b"caf\xe9\ntwo\n"))
+    assert str(error).startswith(f"{tmp_path / 'trn_X.txt'}:1: ")
+    data = load_dataset(tmp_path, on_error="skip")
+    assert (data.train.texts, data.train.relevance.indices.tolist()) == (("two",), [1])
+
+
+def test_missing_files_beside_rows_of_labels(tmp_path: Path) -> None:
+    write_xmc_text(tmp_path)
+    (tmp_path / "tst_X.txt").write_text("three\n")
+    assert "no tst_X_Y.txt[.gz] in this folder" in str(failure(tmp_path))
+    (tmp_path / "Y.txt").unlink()
+    assert "no Y.txt[.gz] or lbl.txt[.gz]" in str(failure(tmp_path))
+    (tmp_path / "lbl.txt").write_text("A\nB\nC\n")
+    (tmp_path / "trn_X.txt").unlink()
+    assert "no trn_X.txt[.gz] in this folder" in str(failure(tmp_path))
+
+
 # The other text formats.
 
 

@@ -203,6 +203,7 @@ def test_row_lines(tmp_path):
         ("jsonl", "trn.jsonl", 3),
         ("xmc-json", "trn.json", 3),
         ("dexml", "raw/trn_X.txt", 3),
+        ("xmc-text", "raw/trn_X.txt", 3),
         ("fasttext", "train.txt", 3),
         ("annif", "train.tsv", 3),
         ("csv", "train.csv", 4),

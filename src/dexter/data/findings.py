@@ -35,7 +35,17 @@ _STEMS = {
     "test": ("tst", "test", "tst_X"),
     "labels": ("lbl", "labels", "Y", "Yf", "label_names", "subjects"),
 }
-_HEADER_LINES = {"jsonl": 0, "xmc-json": 0, "dexml": 0, "fasttext": 0, "annif": 0, "svmlight": 1, "csv": 1, "tsv": 1}
+_HEADER_LINES = {
+    "jsonl": 0,
+    "xmc-json": 0,
+    "dexml": 0,
+    "xmc-text": 0,
+    "fasttext": 0,
+    "annif": 0,
+    "svmlight": 1,
+    "csv": 1,
+    "tsv": 1,
+}
 """The formats with one line per row, and how many lines precede the first row of a split."""
 
 _Row = tuple[str, int]

@@ -80,7 +80,7 @@ class LabelTable:
         except KeyError as error:
             raise BadRecord(
                 "unknown label",
-                f"label id {excerpt(error.args[0])} is not in {self._file_name}: add it there or correct the id",
+                f"label id {excerpt(error.args[0])} is not in {self.file_name}: add it there or correct the id",
             ) from None
 
     def columns_of_indices(self, indices: Sequence[int]) -> Sequence[int]:
@@ -94,13 +94,14 @@ class LabelTable:
             bad = next(index for index in indices if not 0 <= index < len(self.ids))
             raise BadRecord(
                 "label index out of range",
-                f"label index {excerpt(bad)} is out of range: {self._file_name} has {len(self.ids):,} labels, "
+                f"label index {excerpt(bad)} is out of range: {self.file_name} has {len(self.ids):,} labels, "
                 f"numbered from 0",
             )
         return indices
 
     @property
-    def _file_name(self) -> str:
+    def file_name(self) -> str:
+        """The name of the labels file, for messages."""
         return self.path.name if self.path is not None else "the labels file"
 
 

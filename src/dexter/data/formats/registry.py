@@ -84,6 +84,14 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
                 loses="query ids and label ids (row numbers are used)",
             ),
             Format(
+                name="xmc-text",
+                description="a folder with trn_X.txt, tst_X.txt, Y.txt (or in raw/), trn_X_Y.txt and tst_X_Y.txt",
+                detect=xmc.detect_xmc_text,
+                read=xmc.read_xmc_text,
+                write=xmc.write_xmc_text,
+                loses="query ids and label ids (row numbers are used)",
+            ),
+            Format(
                 name="svmlight",
                 description='train.txt or trn.txt (and test) whose first line is "N D L", or one such file',
                 detect=xmc.detect_svmlight,

@@ -1,7 +1,9 @@
-"""Folders of the public extreme classification benchmarks: DEXML's texts with npz matrices, and bags of words.
+"""Folders of the public extreme classification benchmarks: lines of text with matrices, and bags of words.
 
 - `dexml`: texts in `raw/*.txt`, one per line, and relevance in `Y.trn.npz` and `Y.tst.npz`. Queries and labels have no
   ids of their own: their row numbers are used.
+- `xmc-text`: the same texts, in `raw/` or beside, and relevance in `trn_X_Y.txt` and `tst_X_Y.txt`, the text format of
+  pyxclib: a header `rows labels`, then `label:value label:value` per line.
 - `svmlight`: a header `N D L`, then `label,label feature:value ...` per line. The features are a bag of words without
   the words. Each feature that is present becomes one word: its name, if there is a file of feature names, else `f` and
   its number; the values are dropped. That is enough to train on, but not what published results on such files use, so
@@ -14,7 +16,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -22,7 +24,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix, save_npz
 
-from dexter.data.dataset import Dataset
+from dexter.data.dataset import Dataset, Split
 from dexter.data.formats.lines import BadRecord, decompressed_limit, excerpt, first_lines, limit_advice
 from dexter.data.formats.reader import (
     LABELS,
@@ -30,6 +32,7 @@ from dexter.data.formats.reader import (
     LabelTable,
     Reader,
     SplitBuilder,
+    check_weights,
     find_file,
     log,
     need_file,
@@ -37,12 +40,13 @@ from dexter.data.formats.reader import (
     plain_suffix,
     split_files,
 )
-from dexter.data.formats.writer import Writer
+from dexter.data.formats.writer import Writer, labels_of_rows
 from dexter.errors import DataError
 
 _SVMLIGHT_SUFFIXES = (".txt", ".svm", ".svmlight", ".libsvm")
 _FEATURE_NAMES = ("features", "feature_names", "Xf")
 _LABEL_NAMES = (*LABELS, "label_names", "Yf")
+_TEXT_LABEL_NAMES = ("Y", *_LABEL_NAMES)
 _LEAST_LABEL_LIMIT = 100_000
 _MEMBERS = ("format.npy", "shape.npy", "data.npy", "indices.npy", "indptr.npy")
 _OPTIONAL_MEMBERS = ("_is_array.npy",)
@@ -56,8 +60,8 @@ _READ_ERRORS = (
 
 
 def detect_dexml(path: Path) -> bool:
-    """Whether a path is a folder with `raw/trn_X.txt`."""
-    return find_file(path / "raw", ["trn_X"], [".txt"]) is not None
+    """Whether a path is a folder with `raw/trn_X.txt`, and relevance that is not in text files."""
+    return find_file(path / "raw", ["trn_X"], [".txt"]) is not None and not detect_xmc_text(path)
 
 
 def read_dexml(reader: Reader) -> Dataset:
@@ -72,10 +76,14 @@ def read_dexml(reader: Reader) -> Dataset:
 
 def write_dexml(dataset: Dataset, writer: Writer) -> None:
     """Write texts, labels and relevance matrices."""
-    writer.lines("raw/Y.txt", map(writer.one_line, dataset.label_texts))
-    writer.splits(dataset, ("raw/trn_X.txt", "raw/tst_X.txt"), lambda split: map(writer.one_line, split.texts))
+    _write_texts(dataset, writer)
     for stem, split in zip(("trn", "tst"), dataset.splits.values(), strict=False):
         save_npz(writer.folder / f"Y.{stem}.npz", split.relevance)
+
+
+def _write_texts(dataset: Dataset, writer: Writer) -> None:
+    writer.lines("raw/Y.txt", map(writer.one_line, dataset.label_texts))
+    writer.splits(dataset, ("raw/trn_X.txt", "raw/tst_X.txt"), lambda split: map(writer.one_line, split.texts))
 
 
 def _read_dexml_split(reader: Reader, labels: LabelTable, text_path: Path) -> SplitBuilder:
@@ -121,6 +129,81 @@ def _bad_weights(matrix: csr_matrix) -> dict[int, float]:
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     rows = np.searchsorted(matrix.indptr, bad, side="right") - 1
     return dict(zip(rows.tolist(), values[bad].tolist(), strict=True))
+
+
+# The same texts with relevance in text files
+
+
+def detect_xmc_text(path: Path) -> bool:
+    """Whether a path is a folder with `trn_X_Y.txt`, and without the matrix of `dexml`, which is the same relevance."""
+    return find_file(path, ["trn_X_Y"], [".txt"]) is not None and not (path / "Y.trn.npz").is_file()
+
+
+def read_xmc_text(reader: Reader) -> Dataset:
+    """Read texts, labels and rows of relevant labels."""
+    raw = reader.root / "raw"
+    folder = raw if raw.is_dir() else reader.root
+    labels_file = find_file(folder, _TEXT_LABEL_NAMES, [".txt"]) or need_file(reader.root, _TEXT_LABEL_NAMES, [".txt"])
+    labels = reader.labels(labels_file, lambda table, line: table.add(None, line), keep_blank=True)
+    files = (need_file(folder, ["trn_X"], [".txt"]), find_file(folder, ["tst_X"], [".txt"]))
+    return reader.dataset(labels, partial(_read_text_split, reader, labels), files)
+
+
+def write_xmc_text(dataset: Dataset, writer: Writer) -> None:
+    """Write texts, labels and rows of relevant labels."""
+    _write_texts(dataset, writer)
+    writer.splits(dataset, ("trn_X_Y.txt", "tst_X_Y.txt"), _label_lines)
+
+
+def _read_text_split(reader: Reader, labels: LabelTable, text_path: Path) -> SplitBuilder:
+    """Read the texts of a split, then its rows of labels; a row is bad if its text or its labels are."""
+    texts: list[str | None] = []
+    reader.for_each_line(text_path, texts.append, on_bad=lambda: texts.append(None), keep_blank=True)
+    path = need_file(reader.root, [f"{text_path.name[:3]}_X_Y"], [".txt"])
+    num_rows, num_labels = _read_header(path, '"N L" (rows, labels)', 2)
+    if num_labels != len(labels):
+        raise DataError(
+            f"the header declares {num_labels:,} labels, {labels.file_name} has {len(labels):,}: they must agree",
+            path=path,
+            line=1,
+        )
+
+    def add_query(split: SplitBuilder, line: str) -> None:
+        row = split.num_seen
+        if row >= num_rows and not line.strip():
+            return  # blank lines after the last row
+        columns, weights = _parse_label_row(line, num_labels)
+        text = texts[row] if row < len(texts) else None
+        if text is None:
+            split.skip()  # a bad text, or one too few, which is an error below
+        else:
+            split.add(text, columns, weights=weights)
+
+    split = reader.queries(path, add_query, first_line=2, keep_blank=True)
+    for name, number in (("the header declares", num_rows), (f"{text_path.name} has", len(texts))):
+        if number != split.num_seen:
+            raise DataError(f"{split.num_seen:,} rows, {name} {number:,}: they must agree", path=path, line=1)
+    return split
+
+
+def _parse_label_row(line: str, num_labels: int) -> tuple[list[int], list[float]]:
+    """Return the labels of a row and their weights."""
+    columns, values = [], []
+    for token in line.split():
+        index, _, value = token.partition(":")
+        columns.append(parse_index(index, num_labels, what="label index"))
+        try:
+            values.append(float(value))
+        except ValueError:
+            raise BadRecord("label value", f"expected label:value with a number, got {excerpt(token)}") from None
+    return columns, check_weights(values, count=len(columns))
+
+
+def _label_lines(split: Split) -> Iterator[str]:
+    yield f"{len(split)} {split.num_labels}"
+    for columns, weights in labels_of_rows(split):
+        values = weights or [1.0] * len(columns)
+        yield " ".join(f"{column}:{value}" for column, value in zip(columns, values, strict=True))
 
 
 # Sparse matrices of untrusted origin. `scipy.sparse.load_npz` believes what the file declares: two megabytes can ask
@@ -202,6 +285,10 @@ class _Header(NamedTuple):
     num_features: int
     num_labels: int
 
+    @classmethod
+    def read(cls, path: Path) -> _Header:
+        return cls(*_read_header(path, '"N D L" (rows, features, labels)', 3))
+
 
 def detect_svmlight(path: Path) -> bool:
     """Whether the first line of a file is a header of three numbers."""
@@ -216,7 +303,7 @@ def detect_svmlight(path: Path) -> bool:
 def read_svmlight(reader: Reader) -> Dataset:
     """Read bags of words; each feature present becomes one word."""
     files = split_files(reader.root, _SVMLIGHT_SUFFIXES)
-    header = _read_header(files[0])
+    header = _Header.read(files[0])
     # One entry per label is allocated: a header may not ask for more of them than such a file could ever use.
     if header.num_labels > max(_LEAST_LABEL_LIMIT, 4 * files[0].stat().st_size):
         raise DataError(
@@ -234,16 +321,17 @@ def read_svmlight(reader: Reader) -> Dataset:
     return reader.dataset(labels, partial(_read_svmlight_split, reader, header, words), files)
 
 
-def _read_header(path: Path) -> _Header:
+def _read_header(path: Path, form: str, count: int) -> list[int]:
+    """Return the numbers of the first line, or raise `DataError` that says what form was expected."""
     lines = first_lines(path, count=1)
     try:
         parts = [parse_index(part, 10**18, what="header number") for part in (lines[0].split() if lines else [])]
     except BadRecord:
         parts = []
-    if len(parts) != 3:
+    if len(parts) != count:
         got = excerpt(lines[0]) if lines else "nothing"
-        raise DataError(f'expected a header "N D L" (rows, features, labels), got {got}', path=path, line=1)
-    return _Header(*parts)
+        raise DataError(f"expected a header {form}, got {got}", path=path, line=1)
+    return parts
 
 
 def _read_svmlight_labels(reader: Reader, header: _Header, train_path: Path) -> LabelTable:
@@ -270,7 +358,7 @@ def _read_names(reader: Reader, path: Path | None, count: int) -> list[str]:
 
 
 def _read_svmlight_split(reader: Reader, train_header: _Header, words: Sequence[str], path: Path) -> SplitBuilder:
-    header = _read_header(path)
+    header = _Header.read(path)
     if header[1:] != train_header[1:]:
         raise DataError(
             "the header differs from that of the training file in D or L: they must agree", path=path, line=1
