@@ -159,9 +159,17 @@ def test_a_run_is_tuned_and_its_dial_drawn(run, trained, data, tmp_path):
 def test_cut_offs_and_propensity_constants(run, trained, data, tmp_path):
     arguments = ("evaluate", trained, data, "-k", 2, "-k", 7, "--propensity", "amazon", "--record", tmp_path / "r.json")
     code, out, _ = run(*arguments)
-    assert code == 0 and "PSP@7" in out
+    assert code == 0 and "PSP@7" in out and "decile 1 " not in out
     settings = json.loads((tmp_path / "r.json").read_text())["settings"]
     assert settings["ks"] == [2, 7] and settings["propensity"]["a"] == 0.6
+
+
+def test_a_table_of_deciles(run, trained, data, tmp_path):
+    code, out, _ = run("evaluate", trained, data, "--deciles", "--record", tmp_path / "r.json")
+    rows = [line.split() for line in out.splitlines() if line.startswith("  decile")]
+    assert code == 0 and [row[1] for row in rows] == [str(number) for number in range(1, 11)]
+    by_decile = json.loads((tmp_path / "r.json").read_text())["by_decile"]
+    assert [row[4] for row in rows] == [f"{by_decile[row[1]]['P@1']:.2f}" for row in rows]
 
 
 def test_the_data_set_has_its_own_propensity_constants(run, trained, data, tmp_path):

@@ -1,4 +1,4 @@
-"""Frequency bands against a slow loop."""
+"""Frequency bands and deciles against a slow loop."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
+from dexter.data import Split
+from dexter.evaluation import render_deciles, score_report
 from dexter.evaluation import report as report_module
-from dexter.metrics import count_labels, find_hits
+from dexter.evaluation.page import render_page
+from dexter.metrics import count_labels, find_hits, inverse_propensity
 
 
 def score_bands(top_ids, relevance, num_train_of_label, *, inverse_propensity=None, ks):
     hits = find_hits(top_ids, relevance)
     counts = count_labels(top_ids, hits, relevance, ks)
-    return report_module.score_bands(hits, counts, relevance, num_train_of_label, inverse_propensity=inverse_propensity)
+    bands = report_module.band_members(num_train_of_label)
+    return report_module.score_groups(hits, counts, relevance, bands, inverse_propensity=inverse_propensity)
 
 
 def slow_band(top_ids, relevance, members, weights, k):
@@ -75,3 +79,66 @@ def test_a_band_without_queries_has_its_keys_and_no_value():
     assert sizes["tail"] == {"labels": 1, "queries": 0, "pairs": 0}
     assert all(math.isnan(value) for value in bands["tail"].values())
     assert bands["tail"].keys() == bands["frequent"].keys()
+
+
+def slow_deciles(label_counts):
+    """Fill ten groups one after the other with the labels that have training queries, most frequent first."""
+    labels = sorted(np.flatnonzero(label_counts), key=lambda label: -label_counts[label])
+    size, larger = divmod(len(labels), 10)
+    groups = []
+    for number in range(10):
+        groups.append([labels.pop(0) for _ in range(size + (number < larger))])
+    return groups
+
+
+@pytest.mark.parametrize("num_labels", [7, 40, 57])
+def test_deciles_equal_the_slow_loop(num_labels):
+    rng = np.random.default_rng(num_labels)
+    num_queries, ks = 60, (1, 4)
+    relevance = rng.random((num_queries, num_labels)) < 0.1
+    train = rng.random((80, num_labels)) < rng.choice([0.0, 0.02, 0.1, 0.5], num_labels)
+    top_ids = np.argsort(-rng.random((num_queries, num_labels)), axis=1)[:, :6]
+    split = Split([str(row) for row in range(num_queries)], ["x"] * num_queries, csr_matrix(relevance.astype(float)))
+    report = score_report(top_ids, split, csr_matrix(train.astype(float)), ks=ks, num_resamples=0)
+    weights = inverse_propensity(csr_matrix(train.astype(float)))
+    label_counts = train.sum(axis=0)
+    assert list(report.by_decile) == list(report.decile_sizes) == [str(number) for number in range(1, 11)]
+    for number, labels in enumerate(slow_deciles(label_counts), start=1):
+        members = np.isin(np.arange(num_labels), labels)
+        decile, sizes = report.by_decile[str(number)], report.decile_sizes[str(number)]
+        assert sizes["labels"] == len(labels)
+        assert sizes["pairs"] == relevance[:, members].sum()
+        assert (sizes["least"], sizes["most"]) == (
+            min(label_counts[labels], default=0),
+            max(label_counts[labels], default=0),
+        )
+        for k in ks:
+            precision, recall, psp, in_decile = slow_band(top_ids, relevance, members, weights, k)
+            assert sizes["queries"] == in_decile
+            assert decile[f"P@{k}"] == pytest.approx(precision, abs=1e-9, nan_ok=True)
+            assert decile[f"R@{k}"] == pytest.approx(recall, abs=1e-9, nan_ok=True)
+            assert decile[f"PSP@{k}"] == pytest.approx(psp, abs=1e-9, nan_ok=True)
+
+
+def test_deciles_break_ties_by_id_and_leave_out_labels_without_training_queries():
+    members = report_module.decile_members(np.array([1] * 10 + [0] * 5 + [3] * 10))
+    assert [np.flatnonzero(members[str(number)]).tolist() for number in (1, 5, 6, 10)] == [
+        [15, 16],
+        [23, 24],
+        [0, 1],
+        [8, 9],
+    ]
+    assert not any(decile[10:15].any() for decile in members.values())
+
+
+def test_the_decile_table_has_a_row_per_decile_with_its_range():
+    rng = np.random.default_rng(0)
+    train = csr_matrix((rng.random((60, 20)) < np.linspace(0.6, 0.05, 20)).astype(float))
+    split = Split([str(row) for row in range(60)], ["x"] * 60, train)
+    report = score_report(np.argsort(-rng.random((60, 20)), axis=1)[:, :5], split, train, num_resamples=0)
+    lines = render_deciles({"run": report}).splitlines()
+    assert lines[2].startswith("run") and len(lines) == 14
+    sizes = report.decile_sizes["1"]
+    assert lines[3].split()[:3] == ["decile", "1", f"({sizes['least']}-{sizes['most']})"]
+    assert lines[3].split()[4] == f"{report.by_decile['1']['P@1']:.2f}"
+    assert "By decile" in render_page({"run": report}) and "decile 10" in render_page({"run": report})

@@ -23,6 +23,7 @@ from dexter import __version__
 from dexter.cli.data import data_app
 from dexter.cli.labels import labels_app
 from dexter.cli.options import (
+    Deciles,
     Dial,
     Head,
     Json,
@@ -252,6 +253,7 @@ def evaluate(
         float | None,
         typer.Option(help="Train again without this share of the labels and score them (takes a training run)."),
     ] = None,
+    deciles: Deciles = False,
     record: Annotated[Path | None, typer.Option(help="Where to write the result record.")] = None,
     on_error: OnError = "fail",
     text_column: TextColumn = None,
@@ -269,7 +271,7 @@ def evaluate(
     Example: dexter evaluate runs/pydocs data/pydocs --unseen 0.1
     """
     from dexter.evaluation.runs import TABLE_COLUMNS, evaluate_run
-    from dexter.evaluation.tables import describe_calibration, render_table
+    from dexter.evaluation.tables import describe_calibration, render_deciles, render_table
     from dexter.training.distributed import joined
 
     dataset = load(data, on_error, text_column, label_column, label_separator, text_fields)
@@ -310,7 +312,10 @@ def evaluate(
         echo_json(result.record)
         return
     columns = [name for name in TABLE_COLUMNS if name in result.report.metrics] if not k else None
-    typer.echo(render_table({run.name or str(run): result.report}, columns))
+    reports = {run.name or str(run): result.report}
+    typer.echo(render_table(reports, columns))
+    if deciles:
+        typer.echo("\n" + render_deciles(reports, columns))
     typer.echo(describe_calibration(result.report), nl=bool(result.report.calibration))
 
 
@@ -484,6 +489,7 @@ def compare(
     data: Annotated[str, typer.Option("--data", help="The data set whose test split is scored.")],
     k: Annotated[list[int] | None, typer.Option("--k", "-k", help="A cut-off; repeat for several.")] = None,
     propensity: Propensity = None,
+    deciles: Deciles = False,
     text_fields: TextFields = None,
     as_json: Json = False,
 ) -> None:
@@ -499,7 +505,7 @@ def compare(
     if as_json:
         echo_json(found.to_json())
     else:
-        typer.echo(found.render())
+        typer.echo(found.render(deciles=deciles))
 
 
 @app.command()

@@ -27,6 +27,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a se
 Propensity = Annotated[
     str | None, typer.Option(help="Propensity constants: default, amazon or wikipedia; the data set's own if left out.")
 ]
+Deciles = Annotated[bool, typer.Option("--deciles", help="Also a table by decile of label frequency.")]
 Head = Annotated[
     str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
 ]

@@ -13,7 +13,7 @@ from dexter.evaluation.page import ExampleQuery, collect_examples, save_page
 from dexter.evaluation.plots import save_comparison_plot
 from dexter.evaluation.records import make_record, write_record
 from dexter.evaluation.report import Comparison, Report, compare, score_report, test_split
-from dexter.evaluation.tables import render_comparison, render_table
+from dexter.evaluation.tables import render_comparison, render_deciles, render_table
 
 if TYPE_CHECKING:
     from dexter.evaluation.runs import evaluate
@@ -32,6 +32,7 @@ __all__ = [
     "paired_bootstrap",
     "popularity",
     "render_comparison",
+    "render_deciles",
     "render_table",
     "save_comparison_plot",
     "save_page",

@@ -18,7 +18,7 @@ from dexter.data import Dataset
 from dexter.errors import require
 from dexter.evaluation.plots import COLOURS, chart_groups
 from dexter.evaluation.report import Report, test_split
-from dexter.evaluation.tables import BAND_TITLES, default_columns, format_percent, notes, table_rows
+from dexter.evaluation.tables import DECILES_NOTE, default_columns, format_percent, notes, table_rows
 from dexter.files import write_text
 from dexter.metrics import checked_top_ids
 
@@ -102,12 +102,11 @@ def render_page(
         style=files.joinpath("page.css").read_text(encoding="utf-8"),
         names=list(reports),
         num_colours=len(COLOURS),
-        panels=chart_groups(reports),
+        panels=chart_groups(reports, deciles=True),
         columns=columns,
-        rows=table_rows(reports, columns),
+        tables={"In figures": table_rows(reports, columns), "By decile": table_rows(reports, columns, deciles=True)},
         intervals={name: report.intervals for name, report in reports.items()},
-        band_titles=BAND_TITLES,
-        notes=notes(reports),
+        notes=[*notes(reports), DECILES_NOTE],
         examples=examples,
         definitions={"How to read this": _GLOSSARY, "How it was computed": _describe_settings(reports)},
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dexter.errors import UsageError, require
-from dexter.evaluation.report import Report
+from dexter.evaluation.report import NUM_DECILES, Report
 from dexter.evaluation.tables import printable
 from dexter.files import atomic_path
 from dexter.types import BANDS
@@ -20,8 +20,11 @@ MAX_DRAWN_K = 10
 """The largest cut-off that is drawn: beyond it P falls towards zero whatever the system."""
 
 
-def chart_groups(reports: Mapping[str, Report]) -> dict[str, dict[str, list[float]]]:
-    """Return what is drawn: panel title -> bar group -> one value per system. Groups without a value are left out."""
+def chart_groups(reports: Mapping[str, Report], *, deciles: bool = False) -> dict[str, dict[str, list[float]]]:
+    """Return what is drawn: panel title -> bar group -> one value per system. Groups without a value are left out.
+
+    With `deciles`, a last panel has the recall by decile of label frequency.
+    """
     if not reports:
         raise UsageError("there is no report to draw: pass at least one")
     ks = sorted(set.intersection(*(set(report.settings["ks"]) for report in reports.values())))
@@ -36,6 +39,11 @@ def chart_groups(reports: Mapping[str, Report]) -> dict[str, dict[str, list[floa
             band: [report.by_frequency[band][recall] for report in reports.values()] for band in BANDS
         },
     }
+    if deciles:
+        panels[f"Recall by decile of label frequency, {recall}"] = {
+            f"decile {number}": [report.by_decile[str(number)][recall] for report in reports.values()]
+            for number in range(1, NUM_DECILES + 1)
+        }
     return {
         title: {group: values for group, values in groups.items() if np.isfinite(values).any()}
         for title, groups in panels.items()

@@ -96,6 +96,8 @@ def make_record(
         "num_short": report.num_short,
         "by_frequency": report.by_frequency,
         "band_sizes": report.band_sizes,
+        "by_decile": report.by_decile,
+        "decile_sizes": report.decile_sizes,
         "calibration_error": report.calibration,
         "intervals": {name: asdict(interval) for name, interval in report.intervals.items()},
         "settings": report.settings,

@@ -8,6 +8,9 @@ relevance is restricted to the labels of the band, and queries with none of them
 the share of queries with a rare label whose first prediction is such a label. The values of the bands do not add up to
 the overall value, and even a perfect ranking may stay below 100 in a band, because labels of other bands rightly take
 places.
+
+Deciles (`decile_members`) split the labels that have training queries into ten groups of equal size, from the most to
+the least frequent, and are scored in the same way.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ from dexter.metrics import (
 )
 from dexter.types import BANDS
 
+NUM_DECILES = 10
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -52,6 +57,11 @@ class Report:
     """The metrics restricted to the labels of each frequency band: frequent, torso, tail, unseen."""
     band_sizes: dict[str, dict[str, int]]
     """Per band the number of labels, of queries with such a label and of relevant pairs."""
+    by_decile: dict[str, dict[str, float]]
+    """The metrics restricted to the labels of each decile of training frequency, "1" (most frequent) to "10"."""
+    decile_sizes: dict[str, dict[str, int]]
+    """Per decile the same numbers as in `band_sizes`, and the smallest and largest number of training queries of its
+    labels: `least` and `most`, both 0 in a decile without labels."""
     num_queries: int
     """Queries that were scored."""
     num_without_labels: int
@@ -114,7 +124,12 @@ def score_report(
     hits = find_hits(top_ids, relevance)
     counts = count_labels(top_ids, hits, relevance, ks)
     ratios = dict(query_ratios(hits, relevance, weights, ks))
-    by_frequency, band_sizes = score_bands(hits, counts, relevance, num_train_of_label, inverse_propensity=weights)
+    bands, deciles = band_members(num_train_of_label), decile_members(num_train_of_label)
+    by_frequency, band_sizes = score_groups(hits, counts, relevance, bands, inverse_propensity=weights)
+    by_decile, decile_sizes = score_groups(hits, counts, relevance, deciles, inverse_propensity=weights)
+    for name, members in deciles.items():
+        frequencies = num_train_of_label[members] if members.any() else np.zeros(1)
+        decile_sizes[name] |= {"least": int(frequencies.min()), "most": int(frequencies.max())}
     intervals = {}
     if num_resamples:
         intervals = bootstrap(ratios, num_resamples=num_resamples, seed=seed)
@@ -123,6 +138,8 @@ def score_report(
         metrics={name: ratio.value for name, ratio in ratios.items()} | label_metrics(counts),
         by_frequency=by_frequency,
         band_sizes=band_sizes,
+        by_decile=by_decile,
+        decile_sizes=decile_sizes,
         num_queries=len(top_ids),
         num_without_labels=int((np.diff(relevance.indptr) == 0).sum()),
         num_short=int((predicted < max(ks)).sum()),
@@ -163,29 +180,50 @@ def compare(
     )
 
 
-def score_bands(
+def band_members(num_train_of_label: np.ndarray) -> dict[str, np.ndarray]:
+    """Return for each frequency band a boolean array that marks its labels."""
+    return {name: (num_train_of_label >= low) & (num_train_of_label <= high) for name, (low, high) in BANDS.items()}
+
+
+def decile_members(num_train_of_label: np.ndarray) -> dict[str, np.ndarray]:
+    """Return for each decile of training frequency, "1" to "10", a boolean array that marks its labels.
+
+    The labels that have training queries are sorted by their number, largest first, and cut into ten groups whose sizes
+    differ by at most one, larger groups first. Labels with equal numbers are sorted by id, so a cut may run through
+    them: where half of all labels have one training query, several deciles hold nothing else and differ by chance only.
+    Labels without training queries are in no decile; they are the band "unseen". With fewer than ten labels the last
+    deciles are empty.
+    """
+    by_frequency = np.argsort(-num_train_of_label, kind="stable")[: np.count_nonzero(num_train_of_label)]
+    members = {}
+    for number, labels in enumerate(np.array_split(by_frequency, NUM_DECILES), start=1):
+        members[str(number)] = np.zeros(len(num_train_of_label), dtype=bool)
+        members[str(number)][labels] = True
+    return members
+
+
+def score_groups(
     hits: Hits,
     counts: Mapping[int, LabelCounts],
     relevance: csr_matrix,
-    num_train_of_label: np.ndarray,
+    groups: Mapping[str, np.ndarray],
     *,
     inverse_propensity: np.ndarray | None = None,
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, int]]]:
-    """Return the metrics of each frequency band at the cut-offs of `counts`, and the sizes of the bands.
+    """Return the metrics restricted to each group of labels at the cut-offs of `counts`, and the sizes of the groups.
 
     Args:
         hits: the ranking's hits, from `find_hits`.
         counts: each label's counts by cut-off, from `count_labels`.
         relevance: queries x labels, from `relevant_pairs`.
-        num_train_of_label: number of training queries of each label.
+        groups: by name, a boolean array that marks the labels of a group.
         inverse_propensity: one weight per label; without it PSP and PSnDCG are left out.
     """
     metrics, sizes = {}, {}
-    for name, (low, high) in BANDS.items():
-        members = (num_train_of_label >= low) & (num_train_of_label <= high)
-        in_band = restrict_to_labels(relevance, members)
-        takes_part = np.diff(in_band.indptr) > 0
-        ratios = query_ratios(hits.restrict(members[hits.labels]), in_band, inverse_propensity, tuple(counts))
+    for name, members in groups.items():
+        in_group = restrict_to_labels(relevance, members)
+        takes_part = np.diff(in_group.indptr) > 0
+        ratios = query_ratios(hits.restrict(members[hits.labels]), in_group, inverse_propensity, tuple(counts))
         by_query = {
             metric: Ratio(ratio.numerator[takes_part], ratio.denominator[takes_part]).value for metric, ratio in ratios
         }
@@ -193,7 +231,7 @@ def score_bands(
         sizes[name] = {
             "labels": int(members.sum()),
             "queries": int(takes_part.sum()),
-            "pairs": int(in_band.nnz),
+            "pairs": int(in_group.nnz),
         }
     return metrics, sizes
 

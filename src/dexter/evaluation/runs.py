@@ -27,7 +27,7 @@ from dexter.evaluation.records import (
     write_record,
 )
 from dexter.evaluation.report import Comparison, Report, compare, score_report, test_split
-from dexter.evaluation.tables import render_comparison, render_table
+from dexter.evaluation.tables import render_comparison, render_deciles, render_table
 from dexter.metrics import member_mask, overfetch, remove_filtered
 from dexter.predict.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
 from dexter.predict.predictor import Predictor, Runtime
@@ -59,16 +59,22 @@ class RunComparison:
     reports: Mapping[str, Report]
     differences: Mapping[str, Comparison]
 
-    def render(self) -> str:
-        """Render a table of all runs, then one of differences with intervals for each run but the first."""
+    def render(self, *, deciles: bool = False) -> str:
+        """Render a table of all runs, then one of differences with intervals for each run but the first.
+
+        With `deciles`, the second table is that of label-frequency deciles.
+        """
         first = next(iter(self.reports))
-        parts = [render_table(self.reports)]
+        parts = [render_table(self.reports)] + ([render_deciles(self.reports)] if deciles else [])
         parts += [render_comparison(found, (first, name)) for name, found in self.differences.items()]
         return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain values."""
-        runs = {name: {"metrics": r.metrics, "by_frequency": r.by_frequency} for name, r in self.reports.items()}
+        runs = {
+            name: {"metrics": r.metrics, "by_frequency": r.by_frequency, "by_decile": r.by_decile}
+            for name, r in self.reports.items()
+        }
         differences = {
             name: {metric: asdict(interval) for metric, interval in found.differences.items()}
             for name, found in self.differences.items()

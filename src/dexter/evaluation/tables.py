@@ -13,12 +13,18 @@ BAND_TITLES = {"frequent": "frequent (> 100)", "torso": "torso (10-100)", "tail"
 """How tables name the bands: the range is the number of training queries of a label."""
 
 
+DECILES_NOTE = (
+    "Deciles: a tenth each of the labels with training queries, 1 the most frequent; in brackets the number of "
+    "training queries of a label. Labels with equal numbers are divided by id."
+)
+
+
 class TableRow(NamedTuple):
     """One row of a table of reports."""
 
     system: str
-    band: str | None
-    """None for the row over all labels."""
+    group: str | None
+    """The title of a band or decile; None for the row over all labels."""
     num_queries: int
     values: list[float]
     """One per column, in percent."""
@@ -34,32 +40,37 @@ def default_columns(reports: Mapping[str, Report]) -> tuple[str, ...]:
     return tuple(name for name in wanted if name in shared)
 
 
-def table_rows(reports: Mapping[str, Report], columns: Sequence[str]) -> list[TableRow]:
-    """Return one row per system and, below it, one per band.
+def table_rows(reports: Mapping[str, Report], columns: Sequence[str], *, deciles: bool = False) -> list[TableRow]:
+    """Return one row per system and, below it, one per band, or one per decile of label frequency.
 
-    A band is left out where no query of any report has one of its labels.
+    A band or decile is left out where no query of any report has one of its labels.
     """
-    bands = [band for band in BAND_TITLES if any(report.band_sizes[band]["queries"] for report in reports.values())]
+    metrics = {name: report.by_decile if deciles else report.by_frequency for name, report in reports.items()}
+    sizes = {name: report.decile_sizes if deciles else report.band_sizes for name, report in reports.items()}
+    titles = _decile_titles(next(iter(sizes.values()), {})) if deciles else BAND_TITLES
+    shown = [group for group in titles if any(size[group]["queries"] for size in sizes.values())]
     rows = []
     for name, report in reports.items():
         missing = [column for column in columns if column not in report.metrics]
         if missing:
             raise UsageError(f"report {name!r} has no {missing[0]}: it has {', '.join(report.metrics)}")
         rows.append(TableRow(name, None, report.num_queries, [report.metrics[column] for column in columns]))
-        for band in bands:
-            values = [report.by_frequency[band][column] for column in columns]
-            rows.append(TableRow(name, band, report.band_sizes[band]["queries"], values))
+        for group in shown:
+            values = [metrics[name][group][column] for column in columns]
+            rows.append(TableRow(name, titles[group], sizes[name][group]["queries"], values))
     return rows
 
 
 def render_table(reports: Mapping[str, Report], columns: Sequence[str] | None = None) -> str:
     """Render a table of several systems in percent, each with a row per label-frequency band."""
     columns = default_columns(reports) if columns is None else tuple(columns)
-    cells = [["", "queries", *columns]]
-    for name, band, num_queries, values in table_rows(reports, columns):
-        title = printable(name) if band is None else f"  {BAND_TITLES[band]}"
-        cells.append([title, f"{num_queries:,}", *(format_percent(value) for value in values)])
-    return _align(cells) + "".join(f"\n{note}" for note in notes(reports))
+    return _render_rows(table_rows(reports, columns), columns) + "".join(f"\n{note}" for note in notes(reports))
+
+
+def render_deciles(reports: Mapping[str, Report], columns: Sequence[str] | None = None) -> str:
+    """Render a table of several systems in percent, each with a row per decile of label frequency."""
+    columns = default_columns(reports) if columns is None else tuple(columns)
+    return f"{_render_rows(table_rows(reports, columns, deciles=True), columns)}\n{DECILES_NOTE}"
 
 
 def describe_calibration(report: Report) -> str:
@@ -107,6 +118,24 @@ def notes(reports: Mapping[str, Report]) -> list[str]:
                 f"{title}: {report.num_short:,} queries have fewer than {k} predictions; the rest count as misses."
             )
     return lines
+
+
+def _decile_titles(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
+    """Return how tables name the deciles; the range is the number of training queries of a label."""
+    return {
+        name: f"decile {name} ({size['least']:,})"
+        if size["least"] == size["most"]
+        else f"decile {name} ({size['least']:,}-{size['most']:,})"
+        for name, size in sizes.items()
+    }
+
+
+def _render_rows(rows: Sequence[TableRow], columns: Sequence[str]) -> str:
+    cells = [["", "queries", *columns]]
+    for name, group, num_queries, values in rows:
+        title = printable(name) if group is None else f"  {group}"
+        cells.append([title, f"{num_queries:,}", *(format_percent(value) for value in values)])
+    return _align(cells)
 
 
 def format_percent(value: float) -> str:
