@@ -1,6 +1,7 @@
 """The demo on a small made-up data set: everything a newcomer is promised is printed and left behind."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def small(monkeypatch):
 
     def build(name):
         built.append(name)
-        return make_world(num_train=300, num_test=30, num_labels=LABELS)
+        return replace(make_world(num_train=300, num_test=30, num_labels=LABELS), propensity=(0.6, 2.6))
 
     monkeypatch.setattr(demo, "build", build)
     return built
@@ -42,7 +43,8 @@ def test_everything_is_shown_and_left_behind(small, tmp_path, capsys):
     ):
         assert name in shown
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert "TF-IDF neighbours" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "TF-IDF neighbours" in page and "a = 0.6, b = 2.6" in page
     assert str(tmp_path / "report.html") in shown and str(tmp_path / "comparison.png") in shown
     before, after = shown.split("The same after adding the label")
     assert "my.spd_solve" not in before

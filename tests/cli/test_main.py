@@ -195,6 +195,21 @@ def test_every_verb_that_reads_data_takes_text_fields(run, trained, data, tmp_pa
     assert "text_fields applies to xmc-json, not to jsonl" in said
 
 
+def test_a_published_encoder_is_imported_and_evaluated(run, data, world, tmp_path):
+    from dexter.encoders.transformer import TransformerEncoder
+
+    TransformerEncoder.random(world.label_texts, hidden_size=16).save(tmp_path / "encoder")
+    code, out, said = run("import", tmp_path / "encoder", data, "--out", tmp_path / "run", "--pooling", "cls")
+    assert (code, out) == (0, f"{tmp_path / 'run'}: 37 labels encoded, nothing trained\n")
+    assert "cls pooling, vectors of length 1, at most 128 tokens" in said
+    assert run("evaluate", tmp_path / "run", data)[0] == 0
+    assert run("predict", tmp_path / "run", "river stone")[0] == 0
+    assert "--pooling 'max'" in error_line(
+        run("import", tmp_path, data, "--out", tmp_path / "x", "--pooling", "max"), 2
+    )
+    assert "config.json" in error_line(run("import", tmp_path, data, "--out", tmp_path / "x", "--pooling", "cls"), 4)
+
+
 def test_convert_and_check(run, data, tmp_path):
     code, out, _ = run("data", "convert", data, tmp_path / "csv", "--to", "csv")
     assert (code, out) == (0, f"{tmp_path / 'csv'}: 400 train queries, 80 test queries, 37 labels\n")

@@ -41,6 +41,7 @@ from dexter.cli.options import (
     load,
     parse_head,
     parse_index,
+    parse_pooling,
     parse_propensity,
     parse_runtime,
 )
@@ -181,6 +182,49 @@ def train(
         return
     shown = ", ".join(f"{name} {value:.2f}" for name, value in run.best.items() if name.startswith(("P@", "PSP@")))
     typer.echo(f"{run.path}: trained in {run.seconds:.0f} s" + (f"; validation {shown}" if shown else ""))
+
+
+@app.command("import")
+def import_command(
+    encoder: Annotated[str, typer.Argument(help="A folder with safetensors weights, or a name on the hub.")],
+    data: Annotated[str, typer.Argument(help="The data set whose labels it ranks.")],
+    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    pooling: Annotated[
+        str | None, typer.Option(help="cls or mean; needed where the folder does not say (DEXML's: cls).")
+    ] = None,
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; else as the folder says.")
+    ] = None,
+    max_length_query: Annotated[
+        int | None, typer.Option(help="Tokens kept of a query; as the folder says, or 128, if left out.")
+    ] = None,
+    max_length_label: Annotated[
+        int | None, typer.Option(help="Tokens kept of a label; as the folder says, or those of a query, if left out.")
+    ] = None,
+    on_error: OnError = "fail",
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    label_separator: Separator = None,
+    text_fields: TextFields = None,
+) -> None:
+    """Make a run of a published encoder and a data set's labels, without training, for evaluate, predict and serve.
+
+    Example: dexter import dexml_lf-amazontitles-131k data/LF-AmazonTitles-131K --pooling cls --max-length-query 32
+    --out runs/dexml && dexter evaluate runs/dexml data/LF-AmazonTitles-131K
+    """
+    from dexter.model.importing import import_encoder
+
+    dataset = load(data, on_error, text_column, label_column, label_separator, text_fields)
+    model = import_encoder(
+        encoder,
+        dataset,
+        out,
+        pooling=parse_pooling(pooling),
+        normalize=normalize,
+        max_length_query=max_length_query,
+        max_length_label=max_length_label,
+    )
+    typer.echo(f"{out}: {len(model.labels.ids):,} labels encoded, nothing trained")
 
 
 @app.command()

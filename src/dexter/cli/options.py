@@ -109,6 +109,17 @@ def parse_index(name: str | None) -> Literal["exact"] | None:
     return "exact" if name == "exact" else None
 
 
+def parse_pooling(name: str | None) -> Literal["cls", "mean"] | None:
+    """A name of --pooling."""
+    if name == "cls":
+        return "cls"
+    if name == "mean":
+        return "mean"
+    if name is None:
+        return None
+    raise UsageError(f"--pooling {name!r}: expected cls or mean")
+
+
 def parse_runtime(name: str) -> Runtime:
     """A name of --runtime."""
     if name == "torch":

@@ -271,11 +271,11 @@ def _rank_and_score(
     """Return the report on the test split, and the predictions as columns of the data set."""
     split = test_split(dataset)
     ks = _choose_ks(ks, dataset)
-    trained_on = predictor.model.facts.get("text_fields")
-    if trained_on and dataset.text_fields and list(trained_on) != list(dataset.text_fields):
+    made_of = predictor.model.facts.get("text_fields")
+    if made_of and dataset.text_fields and list(made_of) != list(dataset.text_fields):
         log.warning(
-            "the run was trained on %s, these texts are %s: choose the same text_fields unless this is meant",
-            describe_fields(trained_on),
+            "the texts of the run were %s, these are %s: choose the same text_fields unless this is meant",
+            describe_fields(made_of),
             describe_fields(dataset.text_fields),
         )
     found = _predict_split(predictor, split, max(*ks, FITTED_PLACES), processes=processes)
