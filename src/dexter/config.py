@@ -196,6 +196,9 @@ class TrainConfig:
     """Share of the steps in which the learning rate rises linearly; it then falls linearly to zero."""
     gradient_clip: float = 0.0
     """Largest norm of the gradient; 0: no limit."""
+    label_refresh: int = 1
+    """All-label pools: labels that no query of the batch needs are encoded again every this many steps; 1: every step.
+    Saves time with transformers; the gradient is then not exact (bench/README.md has both)."""
     tokens_per_micro_batch: int = 0
     """Tokens encoded at once; 0: chosen for the device."""
     device: str = "auto"
@@ -211,6 +214,7 @@ class TrainConfig:
         _require(self.epochs > 0, "train.epochs", "above 0")
         _require(self.learning_rate >= 0, "train.learning_rate", "0 or more")
         _require(0 <= self.warmup <= 1, "train.warmup", "between 0 and 1")
+        _require(self.label_refresh >= 1, "train.label_refresh", "1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,7 @@ VARIANTS = [
     ("dexml", {"batch.positives": 1, "train.gradient_clip": 0.05}),
     ("dexml", {"batch.pool": "in-batch", "batch.correct_pool": True}),
     ("dexter", {"train.gradient_clip": 0.05}),
+    ("dexml", {"train.label_refresh": 3}),
     ("unidec", {"loss.prior": True}),
 ]
 

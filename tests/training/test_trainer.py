@@ -65,6 +65,7 @@ VARIANTS = {
     "sampled": {"batch.positives": 1},
     "in-batch": {"batch.pool": "in-batch"},
     "prior": {"loss.prior": True},
+    "old label encodings": {"train.label_refresh": 3},
     "micro-batches": {"train.tokens_per_micro_batch": 20, "encoder.dropout": 0.2},
 }
 

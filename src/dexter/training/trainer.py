@@ -41,6 +41,7 @@ from dexter.training.distributed import (
     whole_model,
 )
 from dexter.training.gradcache import EncoderInput, StepResult, backward
+from dexter.training.label_cache import LabelCache
 from dexter.training.log import Interrupts, SilentLog, Stopwatch, TrainingLog
 from dexter.training.objective import build_objective, spread
 from dexter.training.optimizers import build_optimizers
@@ -169,6 +170,11 @@ class Trainer:
         """Seconds of steps (batch, encode, loss, backward, update), refreshes (embed, cluster, mine) and the rest
         (validation, checkpoint, tuning)."""
         self.validation_tokens: Tokens | None = None
+        self.label_cache: LabelCache | None = None
+        if config.train.label_refresh > 1:
+            self.label_cache = LabelCache(
+                len(self.shard.texts), refresh=config.train.label_refresh, processes=processes
+            )
 
     def run(self, *, tensorboard: bool = False, keep_checkpoints: bool = False) -> None:
         """Take every remaining step, validate, and publish; a signal saves a checkpoint and raises `Interrupted`."""
@@ -229,6 +235,9 @@ class Trainer:
             pool = restrict(whole_pool, self.shard)
             classifier_pool = restrict(self.sampler.classifier_pool(whole_pool, rows, self.step), self.shard)
             texts, text_of_label = self._label_texts(pool.labels)
+            cache = self.label_cache if pool.labels is None else None
+            if cache is not None:
+                texts = cache.texts_to_encode(text_of_label[pool.positives.columns.numpy()], step=self.step)
             self.step_sizes = {
                 "queries": len(rows),
                 "labels": whole_pool.num_labels,
@@ -236,6 +245,8 @@ class Trainer:
             }
 
         def objective(queries_BD: Tensor, texts_UD: Tensor | None = None) -> Tensor:
+            if cache is not None and texts_UD is not None:
+                texts_UD = cache.combine(texts_UD, texts)
             labels_MD = None if texts_UD is None else spread(texts_UD, text_of_label)
             loss: Tensor = self.objective(queries_BD, labels_MD, pool, classifier_pool, num_queries=len(rows))
             return loss
@@ -248,6 +259,8 @@ class Trainer:
         result = backward(objective, *inputs, watch=self.watch)
         self._check_finite(result, rows)
         with self.watch("update"):
+            if cache is not None:
+                cache.note_gradients()
             add_gradients(self.optimizers.parts, self.processes)
             self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
         self.step += 1
