@@ -12,8 +12,9 @@ the sum with real runs).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from dexter.config import MAX_TUNING_QUERIES, Config
@@ -23,8 +24,10 @@ from dexter.planning.sizes import (
     Sizes,
     batch_size,
     needs_refresh,
+    num_heads,
     pool_size,
     score_width,
+    shortlist_length,
     steps_per_epoch,
     texts_per_step,
 )
@@ -36,8 +39,8 @@ PHASES: tuple[Phase, ...] = ("start", "step", "refresh", "validation", "tuning")
 
 MIB = 2**20
 FLOAT = 4
-_MOMENTS = 2
-"""Adam keeps two numbers per weight."""
+_MOMENTS = 8
+"""Bytes of the two numbers that Adam keeps per weight."""
 _LIBRARIES = 265 * MIB
 """Python, NumPy, SciPy, torch and this package, imported."""
 _TRANSFORMERS = 30 * MIB
@@ -52,7 +55,7 @@ _LARGEST_ON_HEAP = 4_000_000
 """Arrays below 32 MB that are freed after tokenising stay with the process: four million 64-bit numbers each."""
 _TOKENIZING_BYTES_PER_TOKEN = 64
 """64-bit arrays alive at once while the static encoder's features are made and counted."""
-_LABEL_COPIES = 6.0
+_LABEL_COPIES = 6
 """Arrays of a step with a row per label: output, its graph, the cached copy, the prior's column, and two gradients."""
 _ASSEMBLED_COPIES = 1.25
 """Further copies where labels share texts and their rows are gathered."""
@@ -74,8 +77,8 @@ class Term:
 
     name: str
     bytes: float
-    formula: str
-    """How the bytes are computed, in numbers."""
+    formula: str = ""
+    """The factors of the bytes."""
     setting: str = ""
     """The settings that make it smaller."""
     phase: Phase = "always"
@@ -92,24 +95,22 @@ class MemoryEstimate:
 
     def peak(self, *locations: Location) -> float:
         """Peak memory in bytes, optionally restricted to the given locations."""
-        chosen = [term for term in self.terms if not locations or term.location in locations]
-        return max(_total(chosen, phase) for phase in PHASES)
+        return max(sum(term.bytes for term in self._present(phase, locations)) for phase in PHASES)
 
     @property
     def limiting(self) -> float:
         """Peak of the memory that runs out first: the device's if it has its own, else that of the process."""
-        return self.peak("device") if self.separate else self.peak()
+        return self.peak(*self._limiting_locations)
 
     @property
     def busiest(self) -> Phase:
-        """The phase that needs most."""
-        chosen = [term for term in self.terms if not self.separate or term.location == "device"]
-        return max(PHASES, key=lambda phase: _total(chosen, phase))
+        """The phase that needs most of the memory that runs out first."""
+        locations = self._limiting_locations
+        return max(PHASES, key=lambda phase: sum(term.bytes for term in self._present(phase, locations)))
 
     def at_peak(self) -> list[Term]:
         """The terms that make up the peak, the largest first; with a device, those in its memory."""
-        terms = [term for term in self.terms if not self.separate or term.location == "device"]
-        return sorted(_present(terms, self.busiest), key=lambda term: -term.bytes)
+        return sorted(self._present(self.busiest, self._limiting_locations), key=lambda term: -term.bytes)
 
     @property
     def largest(self) -> Term:
@@ -117,216 +118,178 @@ class MemoryEstimate:
         terms = self.at_peak()
         return next((term for term in terms if term.setting), terms[0])
 
+    @property
+    def _limiting_locations(self) -> tuple[Location, ...]:
+        return ("device",) if self.separate else ()
+
+    def _present(self, phase: Phase, locations: tuple[Location, ...]) -> list[Term]:
+        """The terms that hold memory in a phase; the optimiser's moments are not there yet at the start."""
+        phases = ("always", phase) if phase == "start" else ("always", "trained", phase)
+        return [
+            term for term in self.terms if term.phase in phases and term.location in (locations or (term.location,))
+        ]
+
 
 def estimate_memory(sizes: Sizes, config: Config, *, world_size: int = 1, separate: bool = False) -> MemoryEstimate:
     """Estimate the memory of one process; labels are split over the processes, the encoder is in each."""
+    labels = math.ceil(sizes.num_labels / world_size)
     parts = (
-        _process(sizes, config, separate=separate),
+        _process(sizes, separate=separate),
         _encoder(sizes),
-        _heads(sizes, config, world_size),
+        _heads(sizes, config, labels),
         _step(sizes, config, world_size),
-        _start(sizes, config, world_size),
-        _refresh(sizes, config, world_size),
-        _validation(sizes, config, world_size),
-        _tuning(sizes, config, world_size),
+        _start(sizes, config, labels),
+        _refresh(sizes, config, labels),
+        _validation(sizes, config, labels),
+        _publish(sizes, config, world_size),
     )
-    terms = tuple(term for part in parts for term in part if term.bytes > 0)
-    if separate:
-        terms = (*terms, Term("CUDA context", _CUDA_CONTEXT, "driver, kernels, libraries"))
-    return MemoryEstimate(terms, separate)
+    return MemoryEstimate(tuple(term for part in parts for term in part if term.bytes > 0), separate)
 
 
-def _process(sizes: Sizes, config: Config, *, separate: bool) -> Iterator[Term]:
+def _product(
+    name: str, *factors: float, setting: str = "", phase: Phase = "always", location: Location = "device"
+) -> Term:
+    """Return a term whose bytes are a product."""
+    return Term(name, math.prod(factors), " x ".join(f"{factor:,}" for factor in factors), setting, phase, location)
+
+
+def _process(sizes: Sizes, *, separate: bool) -> Iterator[Term]:
     """Texts, tokens and the interpreter: in every process, whatever the device."""
-    static = sizes.encoder.kind == "static"
-    libraries = _LIBRARIES + (0 if static else _TRANSFORMERS)
-    yield Term("Python and libraries", libraries, "measured once", location="process")
-    yield Term("tokenizer", _TOKENIZER, "measured once", location="process")
-    yield Term("texts and pairs", sizes.text_bytes, "strings, identifiers, relevance", location="process")
-    tokens = sizes.query_tokens + sizes.label_tokens
-    width = 8 if static else 2
+    is_static, tokens = sizes.encoder.kind == "static", sizes.query_tokens + sizes.label_tokens
+    libraries = _LIBRARIES + _TOKENIZER + (0 if is_static else _TRANSFORMERS)
+    yield Term("Python, libraries and tokenizer", libraries, location="process")
+    yield Term("texts and pairs", sizes.text_bytes, location="process")
     offsets = 8 * (sizes.num_queries + sizes.num_label_texts)
-    formula = f"{tokens:,} tokens x {width}"
-    yield Term("tokens", width * tokens + offsets, formula, "encoder.max_length_query", location="process")
-    if static:
+    bytes_of_tokens = (8 if is_static else 2) * tokens + offsets
+    yield Term("tokens", bytes_of_tokens, setting="encoder.max_length_query", location="process")
+    if is_static:
         kept = min(tokens, _LARGEST_ON_HEAP) * _HEAP_BYTES_PER_TOKEN
-        yield Term("left over from tokenising", kept, "freed, not returned", location="process")
-        formula = f"{tokens:,} tokens x {_TOKENIZING_BYTES_PER_TOKEN}"
-        work = max(0, _TOKENIZING_BYTES_PER_TOKEN * tokens - kept)
-        yield Term("tokenising", work, formula, "encoder.max_length_query", "start", "process")
+        yield Term("left over from tokenising", kept, location="process")
+        work = _TOKENIZING_BYTES_PER_TOKEN * tokens - kept
+        yield Term("tokenising", work, setting="encoder.max_length_query", phase="start", location="process")
     elif not separate:
-        yield Term("left over from micro-batches", _MICRO_BATCHES, "freed, not returned", location="process")
+        yield Term("left over from micro-batches", _MICRO_BATCHES, location="process")
+    if separate:
+        yield Term("CUDA context", _CUDA_CONTEXT)
 
 
 def _encoder(sizes: Sizes) -> Iterator[Term]:
     """Weights and optimiser state; gradients come with the step."""
-    encoder = sizes.encoder
-    if encoder.table_elements:
-        rows = f"{encoder.table_rows:,} rows x {encoder.dimension}"
-        setting = "encoder.words, encoder.dimension"
-        yield Term("token table", FLOAT * encoder.table_elements, f"{rows} x 4", setting)
-        moments = _MOMENTS * FLOAT * encoder.table_elements
-        yield Term("token table's Adam moments", moments, f"{rows} x 8", setting, "trained")
-    weights = encoder.weights
-    yield Term("encoder weights", FLOAT * weights, f"{weights:,} x 4", "encoder.pretrained")
-    moments = _MOMENTS * FLOAT * weights
-    yield Term("encoder's Adam moments", moments, f"{weights:,} x 8", "encoder.pretrained", "trained")
+    encoder, setting = sizes.encoder, "encoder.words, encoder.dimension"
+    table = (encoder.table_rows, encoder.dimension)
+    yield _product("token table", *table, FLOAT, setting=setting)
+    yield _product("token table's Adam moments", *table, _MOMENTS, setting=setting, phase="trained")
+    yield _product("encoder weights", encoder.weights, FLOAT, setting="encoder.pretrained")
+    yield _product("encoder's Adam moments", encoder.weights, _MOMENTS, setting="encoder.pretrained", phase="trained")
 
 
-def _heads(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+def _heads(sizes: Sizes, config: Config, labels: int) -> Iterator[Term]:
     """Projections, the prior, and the classifier's rows with their state."""
-    head, labels = config.head, _share(sizes.num_labels, world_size)
-    num_heads = 2 if head.classifier else 1
-    weights = num_heads * _projection_weights(sizes, config)
-    yield Term("head projections", 4 * FLOAT * weights, f"{weights:,} x 16", "head.projection")
+    weights = num_heads(config) * _projection_weights(sizes, config)
+    yield _product("head projections", weights, 4 * FLOAT, setting="head.projection")
     if config.loss.prior:
-        yield Term("label prior", 3 * FLOAT * labels * num_heads, f"{labels:,} labels x 12")
-    if head.classifier:
-        width, stored = score_width(sizes, config), _stored_bytes(config)
-        rows = f"{labels:,} labels x {width}"
-        yield Term("classifier table", stored * labels * width, f"{rows} x {stored}", "head.storage, head.projection")
+        yield _product("label prior", labels, num_heads(config), 3 * FLOAT)
+    if config.head.classifier:
+        width, stored, setting = score_width(sizes, config), _stored_bytes(config), "head.storage, head.projection"
+        yield _product("classifier table", labels, width, stored, setting=setting)
         # Moments are stored like the table; a row's count of updates takes 4 bytes more.
-        moments = labels * (_MOMENTS * stored * width + FLOAT)
-        formula = f"{rows} x {_MOMENTS * stored}"
-        yield Term("classifier's Adam moments", moments, formula, "head.storage, head.projection", "trained")
+        row = 2 * stored * width + FLOAT
+        yield _product("classifier's Adam moments", labels, row, setting=setting, phase="trained")
 
 
 def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     """What exists only during a step."""
     encoder, queries = sizes.encoder, batch_size(sizes, config)
-    labels = _share(pool_size(sizes, config), world_size)
-    texts = _share(texts_per_step(sizes, config), world_size)
+    labels, texts = (math.ceil(count(sizes, config) / world_size) for count in (pool_size, texts_per_step))
     copies = _LABEL_COPIES + (_ASSEMBLED_COPIES if sizes.num_label_texts != sizes.num_labels else 0)
     copies += 2 if config.head.projection else 0
+    step = partial(_product, phase="step")
+    setting = "encoder.dimension" if config.batch.pool == "all" else "batch.size"
     width = encoder.dimension
-    yield Term(
-        "label representations and gradients",
-        copies * FLOAT * texts * width,
-        f"{copies:g} x {texts:,} texts x {width} x 4",
-        "encoder.dimension" if config.batch.pool == "all" else "batch.size",
-        "step",
-    )
-    yield Term(
-        "query representations and gradients",
-        _LABEL_COPIES * FLOAT * queries * width,
-        f"{_LABEL_COPIES:g} x {queries:,} queries x {width} x 4",
-        "batch.size",
-        "step",
-    )
-    yield Term("score tiles", tile_bytes(config, queries, labels), "loss.memory_megabytes at most", "", "step")
-    yield from _encoder_gradients(sizes, config)
+    yield step("label representations and gradients", copies, texts, width, FLOAT, setting=setting)
+    yield step("query representations and gradients", _LABEL_COPIES, queries, width, FLOAT, setting="batch.size")
+    yield Term("score tiles", tile_bytes(config, queries, labels), phase="step")
+    yield step("encoder gradients", encoder.weights, FLOAT, setting="encoder.pretrained")
+    if sizes.sparse:
+        yield step("token table's gradient", 4, sizes.touched_rows, width, FLOAT, setting="batch.size")
+    else:  # both sides of a step make a gradient as large as the table before they are summed
+        sides, setting = 2 if texts else 1, "encoder.words, encoder.dimension"
+        yield step("token table's gradient", sides, encoder.table_rows, width, FLOAT, setting=setting)
     if encoder.kind == "transformer":
         tokens = min(config.train.tokens_per_micro_batch, max(1, sizes.query_tokens))
-        per_token = activation_bytes_per_token(sizes)
-        formula = f"{tokens:,} tokens x {per_token:,} bytes"
-        yield Term("activations", tokens * per_token, formula, "train.tokens_per_micro_batch", "step")
+        numbers = encoder.layers * (2 * encoder.intermediate + _ACTIVATIONS_PER_LAYER * encoder.hidden)
+        yield step("activations", tokens, numbers, FLOAT, setting="train.tokens_per_micro_batch")
     if config.head.classifier:
-        wide = score_width(sizes, config)
-        formula = f"4 x {labels:,} labels x {wide} x 4"
-        yield Term("classifier rows of the step", 4 * FLOAT * labels * wide, formula, "head.projection", "step")
+        scored = score_width(sizes, config)
+        yield step("classifier rows of the step", 4, labels, scored, FLOAT, setting="head.projection")
 
 
-def _encoder_gradients(sizes: Sizes, config: Config) -> Iterator[Term]:
-    """Dense gradients are as large as the weights; both sides of a step make one before they are summed."""
-    encoder = sizes.encoder
-    weights = encoder.weights
-    yield Term("encoder gradients", FLOAT * weights, f"{weights:,} x 4", "encoder.pretrained", "step")
-    if not encoder.table_elements:
-        return
-    if sizes.sparse:
-        touched = sizes.touched_rows * encoder.dimension
-        formula = f"4 x {sizes.touched_rows:,} rows x {encoder.dimension} x 4"
-        yield Term("token table's gradient", 4 * FLOAT * touched, formula, "batch.size", "step")
-    else:
-        sides = 2 if texts_per_step(sizes, config) else 1
-        formula = f"{sides} x {encoder.table_rows:,} rows x {encoder.dimension} x 4"
-        setting = "encoder.words, encoder.dimension"
-        yield Term("token table's gradient", sides * FLOAT * encoder.table_elements, formula, setting, "step")
-
-
-def _start(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+def _start(sizes: Sizes, config: Config, labels: int) -> Iterator[Term]:
     """The classifier starts from all queries and labels.
 
     (The token table is copied when it is built, but its moments, which are as large, are not there yet.)
     """
     if config.head.classifier:
         width = score_width(sizes, config)
-        vectors = sizes.num_queries * (sizes.encoder.dimension + width)
-        vectors += 4 * _share(sizes.num_labels, world_size) * width
-        formula = f"{sizes.num_queries:,} queries and {sizes.num_labels:,} labels"
-        yield Term("classifier's starting rows", FLOAT * vectors, formula, "head.projection", "start")
+        numbers = sizes.num_queries * (sizes.encoder.dimension + width) + 4 * labels * width
+        yield _product("classifier's starting rows", numbers, FLOAT, setting="head.projection", phase="start")
 
 
-def _refresh(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
-    """All queries and labels as vectors, and a search of the ones among the others."""
+def _refresh(sizes: Sizes, config: Config, labels: int) -> Iterator[Term]:
+    """All queries and labels as vectors, and a search of the labels nearest to each query."""
     if not needs_refresh(config):
         return
-    width, labels, queries = sizes.encoder.dimension, _share(sizes.num_labels, world_size), sizes.num_queries
-    projected = config.head.projection
+    width, projected, queries = sizes.encoder.dimension, config.head.projection, sizes.num_queries
     numbers = queries * (width + projected) + labels * (width + 2 * projected)
-    formula = f"{queries:,} queries and {labels:,} labels x {width}" + (f" + {projected}" if projected else "")
-    yield Term("vectors to mine and cluster", FLOAT * numbers, formula, "encoder.dimension", "refresh")
-    at_once = 2 * FLOAT * width * _embedded_at_once(sizes, config)
+    yield _product("vectors to mine and cluster", numbers, FLOAT, setting="encoder.dimension", phase="refresh")
+    encoded = min(queries, math.ceil(config.train.tokens_per_micro_batch / max(1.0, sizes.tokens_per_query)))
+    at_once = 2 * FLOAT * width * encoded
     searched = search_bytes(queries, labels) if config.batch.hard_negatives else 0
-    formula = "a tile of scores, or texts encoded at once"
     setting = "train.tokens_per_micro_batch" if at_once > searched else ""
-    yield Term("search and encoding", max(at_once, searched), formula, setting, "refresh")
-    if config.batch.hard_negatives:
-        kept = min(config.batch.hard_negatives * config.batch.refresh, sizes.num_labels)
-        formula = f"{queries:,} queries x {kept}"
-        yield Term(
-            "hard negatives found", 16 * queries * kept, f"{formula} x 16", "batch.refresh", "refresh", "process"
-        )
-        yield Term("hard negatives", 4 * queries * kept, f"{formula} x 4", "batch.refresh", location="process")
+    yield Term("search and encoding", max(at_once, searched), setting=setting, phase="refresh")
+    pairs = (queries, shortlist_length(sizes, config))
+    yield _product("hard negatives found", *pairs, 16, setting="batch.refresh", phase="refresh", location="process")
+    yield _product("hard negatives", *pairs, 4, setting="batch.refresh", location="process")
     if config.batch.order == "clustered":
-        yield Term("clusters", 40 * queries, f"{queries:,} x 40", "", "refresh", "process")
+        yield _product("clusters", queries, 40, phase="refresh", location="process")
 
 
-def _validation(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+def _validation(sizes: Sizes, config: Config, labels: int) -> Iterator[Term]:
     """All labels encoded anew, the held-out queries, and the search."""
     if not sizes.num_validation:
         return
-    labels, width = _share(sizes.num_labels, world_size), sizes.encoder.dimension
-    searched = score_width(sizes, config) * (2 if config.head.classifier else 1)
+    width, searched = sizes.encoder.dimension, score_width(sizes, config) * num_heads(config)
     numbers = labels * (width + 2 * searched) + sizes.num_validation * (width + searched)
-    formula = f"{labels:,} labels and {sizes.num_validation:,} queries x {searched}"
-    yield Term("vectors to validate with", FLOAT * numbers, formula, "head.projection, encoder.dimension", "validation")
-    tiles = search_bytes(sizes.num_validation, labels)
-    yield Term("search tiles", tiles, "a tile of scores", "", "validation")
-    if world_size > 1:
-        whole = sizes.num_labels * searched
-        formula = f"{sizes.num_labels:,} labels x {searched} x 4, in the first process"
-        yield Term("published model", FLOAT * whole, formula, "head.projection", "validation", "first")
+    setting = "head.projection, encoder.dimension"
+    yield _product("vectors to validate with", numbers, FLOAT, setting=setting, phase="validation")
+    yield Term("search tiles", search_bytes(sizes.num_validation, labels), phase="validation")
 
 
-def _tuning(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
-    """The published model is read again, gets its training queries, and is scored in some ways.
+def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+    """The published model with all labels: read again, given its training queries, and scored in some ways.
 
     Of several processes the first does this, in its own memory: the labels of all may be too many for one device.
     """
     location: Location = "device" if world_size == 1 else "first"
-    encoder, width, labels = sizes.encoder, score_width(sizes, config), sizes.num_labels
-    weights = encoder.table_elements + encoder.weights + labels * encoder.dimension
-    weights += labels * width if config.head.classifier else 0
-    formula = f"{labels:,} labels, read again to be tuned"
-    needed = FLOAT * weights + _SECOND_TOKENIZER
-    yield Term("published model", needed, formula, "encoder.dimension", "tuning", location)
-    searched = width * (2 if config.head.classifier else 1)
-    formula = f"2 x {labels:,} labels x {searched} x 4"
-    yield Term("vectors to tune with", 2 * FLOAT * labels * searched, formula, "head.projection", "tuning", location)
-    if keeps_training_queries(sizes, config):
-        vectors = (FLOAT + FLOAT + 2) * sizes.num_queries * encoder.dimension
-        formula = f"{sizes.num_queries:,} queries x {encoder.dimension} x 10"
-        yield Term("training queries", vectors, formula, "scoring.neighbours", "tuning", location)
-        pairs = voted_pairs(sizes, config)
-        formula = f"2 x {pairs:,} pairs x {searched} x 4"
-        yield Term(
-            "votes of neighbours", 2 * FLOAT * pairs * searched, formula, "scoring.neighbours", "tuning", location
+    encoder, labels = sizes.encoder, sizes.num_labels
+    searched = score_width(sizes, config) * num_heads(config)
+    if world_size > 1 and sizes.num_validation:
+        yield _product(
+            "published model", labels, searched, FLOAT, setting="head.projection", phase="validation", location="first"
         )
+    weights = encoder.table_elements + encoder.weights + labels * encoder.dimension
+    weights += labels * score_width(sizes, config) if config.head.classifier else 0
+    needed = FLOAT * weights + _SECOND_TOKENIZER
+    yield Term("published model", needed, "", "encoder.dimension", "tuning", location)
+    tuning = partial(_product, phase="tuning", location=location)
+    yield tuning("vectors to tune with", 2, labels, searched, FLOAT, setting="head.projection")
+    if keeps_training_queries(sizes, config):
+        yield tuning("training queries", sizes.num_queries, encoder.dimension, 10, setting="scoring.neighbours")
+        yield tuning("votes of neighbours", 2, _voted_pairs(sizes), searched, FLOAT, setting="scoring.neighbours")
 
 
-def voted_pairs(sizes: Sizes, config: Config) -> int:
-    """Pairs of a validation query and a label that its neighbours vote for, as many as are scored at a time."""
+def _voted_pairs(sizes: Sizes) -> int:
+    """Pairs of a validation query and a label that its neighbours vote for, among those scored at a time."""
     tried = min(sizes.num_validation, MAX_TUNING_QUERIES)
     neighbours = min(_NEIGHBOURS, sizes.num_queries)
     voted = _DISTINCT_VOTES * neighbours * sizes.num_pairs / max(1, sizes.num_queries)
@@ -336,11 +299,6 @@ def voted_pairs(sizes: Sizes, config: Config) -> int:
 def keeps_training_queries(sizes: Sizes, config: Config) -> bool:
     """Whether the published model keeps its training queries."""
     return sizes.num_queries <= config.scoring.neighbours
-
-
-def _embedded_at_once(sizes: Sizes, config: Config) -> int:
-    """Queries that an encoder without a graph takes in one micro-batch."""
-    return min(sizes.num_queries, math.ceil(config.train.tokens_per_micro_batch / max(1.0, sizes.tokens_per_query)))
 
 
 def tile_bytes(config: Config, queries: int, labels: int) -> int:
@@ -357,28 +315,6 @@ def search_bytes(queries: int, labels: int) -> int:
     return FLOAT * min(queries, search.ROWS) * min(labels, search.COLUMNS)
 
 
-def activation_bytes_per_token(sizes: Sizes) -> int:
-    """Bytes that a transformer keeps of a token for its backward pass."""
-    encoder = sizes.encoder
-    wide = 2 * encoder.intermediate + _ACTIVATIONS_PER_LAYER * encoder.hidden
-    return FLOAT * encoder.layers * wide
-
-
-def _present(terms: Iterable[Term], phase: Phase) -> list[Term]:
-    """The terms that hold memory in a phase."""
-    there = ("always", phase) if phase == "start" else ("always", "trained", phase)
-    return [term for term in terms if term.phase in there]
-
-
-def _total(terms: Iterable[Term], phase: Phase) -> float:
-    return sum(term.bytes for term in _present(terms, phase))
-
-
-def _share(count: int, world_size: int) -> int:
-    """The largest part when a count is split over processes."""
-    return math.ceil(count / world_size)
-
-
 KEPT_CHECKPOINTS = 2
 _RECORD_BYTES = 200
 _STEPS_PER_RECORD = 10
@@ -391,40 +327,39 @@ _KEPT_CHARACTERS = 300
 
 def estimate_disk(sizes: Sizes, config: Config) -> tuple[Term, ...]:
     """Estimate what the run folder holds: its checkpoints (phase `step`) while it trains, the rest for good."""
-    checkpoint, encoder = checkpoint_bytes(sizes, config), sizes.encoder
+    encoder = sizes.encoder
     labels = sizes.num_labels * (FLOAT * encoder.dimension + _LABEL_LINE_BYTES) + 5 * sizes.label_tokens
     model = weights_bytes(sizes, config) + labels + _TOKENIZER_BYTES_PER_ROW * encoder.table_rows
     records = config.train.epochs * (steps_per_epoch(sizes, config) // _STEPS_PER_RECORD + 1)
-    formula = f"{KEPT_CHECKPOINTS} kept x {checkpoint:,} (one more while it is written)"
     kept = 0
     if keeps_training_queries(sizes, config):
         characters = min(_KEPT_CHARACTERS, round(sizes.characters_per_query))
         kept = sizes.num_queries * (2 * encoder.dimension + characters + 24) + 4 * sizes.num_pairs
+    factors = (KEPT_CHECKPOINTS, checkpoint_bytes(sizes, config))
     terms = (
-        Term("checkpoints", KEPT_CHECKPOINTS * checkpoint, formula, "encoder.words, head.projection", "step"),
-        Term("model", model, "weights, label representations and texts", "encoder.dimension"),
-        Term("training queries", kept, f"{sizes.num_queries:,}, kept with the model", "scoring.neighbours"),
-        Term("metrics", _RECORD_BYTES * records, f"{records:,} records"),
+        _product("checkpoints", *factors, setting="encoder.words, head.projection", phase="step"),
+        Term("model", model, setting="encoder.dimension"),
+        Term("training queries", kept, setting="scoring.neighbours"),
+        _product("metrics", records, _RECORD_BYTES),
     )
     return tuple(term for term in terms if term.bytes)
 
 
 def weights_bytes(sizes: Sizes, config: Config) -> int:
     """Bytes of encoder, heads and classifier, in a model as in a checkpoint."""
-    encoder, head = sizes.encoder, config.head
-    num_heads = 2 if head.classifier else 1
-    prior = sizes.num_labels * num_heads if config.loss.prior else 0
-    total = FLOAT * (encoder.table_elements + encoder.weights + num_heads * _projection_weights(sizes, config) + prior)
-    return total + (_stored_bytes(config) * sizes.num_labels * score_width(sizes, config) if head.classifier else 0)
+    encoder = sizes.encoder
+    per_head = _projection_weights(sizes, config) + (sizes.num_labels if config.loss.prior else 0)
+    total = FLOAT * (encoder.table_elements + encoder.weights + num_heads(config) * per_head)
+    if config.head.classifier:
+        total += _stored_bytes(config) * sizes.num_labels * score_width(sizes, config)
+    return total
 
 
 def checkpoint_bytes(sizes: Sizes, config: Config) -> int:
     """Bytes of a checkpoint: weights and two moments of each, hard negatives and clusters."""
-    total = 3 * weights_bytes(sizes, config)
+    total = 3 * weights_bytes(sizes, config) + 4 * sizes.num_queries * shortlist_length(sizes, config)
     if config.head.classifier:
         total += FLOAT * sizes.num_labels
-    if config.batch.hard_negatives:
-        total += 4 * sizes.num_queries * min(config.batch.hard_negatives * config.batch.refresh, sizes.num_labels)
     if config.batch.order == "clustered":
         total += 8 * sizes.num_queries
     return total

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dexter.config import Config
-from dexter.planning.sizes import Sizes, batch_size, needs_refresh, score_width
+from dexter.planning.sizes import Sizes, batch_size, needs_refresh, num_heads, score_width, shortlist_length
 
 _FLOAT = 4
 _MAXIMA = {"softmax": 1, "decoupled_softmax": 1, "psl": 1, "soft_topk": 2}
@@ -60,23 +60,22 @@ def refresh_exchanges(sizes: Sizes, config: Config, *, world_size: int) -> list[
     if not needs_refresh(config):
         return []
     exchanges = [gathered("queries", _FLOAT * sizes.num_queries * score_width(sizes, config), world_size)]
-    if config.batch.hard_negatives:
-        kept = min(config.batch.hard_negatives * config.batch.refresh, sizes.num_labels)
-        exchanges.append(gathered("top labels", 12 * kept * sizes.num_queries * world_size, world_size))
+    kept = 12 * shortlist_length(sizes, config) * sizes.num_queries
+    exchanges.append(gathered("top labels", kept * world_size, world_size))
     return [exchange for exchange in exchanges if exchange.sent]
 
 
 def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Exchange]:
     queries, head, loss = batch_size(sizes, config), config.head, config.loss
-    num_heads = (head.encoder_weight > 0) + (head.encoder_weight < 1) if head.classifier else 1
-    vectors = _FLOAT * num_heads * queries * (score_width(sizes, config) + loss.prior)
+    trained_heads = (head.encoder_weight > 0) + (head.encoder_weight < 1) if head.classifier else 1
+    vectors = _FLOAT * trained_heads * queries * (score_width(sizes, config) + loss.prior)
     yield gathered("queries", vectors, world_size)
     yield summed("query gradients", vectors, world_size)
-    yield summed("max", _FLOAT * num_heads * queries * _MAXIMA.get(loss.name, 0), world_size)
+    yield summed("max", _FLOAT * trained_heads * queries * _MAXIMA.get(loss.name, 0), world_size)
     numbers = 1 + 2 * loss.num_negatives if loss.name == "triplet" else _SUMS[loss.name]
-    yield summed("sum", _FLOAT * num_heads * queries * numbers, world_size)
+    yield summed("sum", _FLOAT * trained_heads * queries * numbers, world_size)
     encoder = sizes.encoder
-    weights = encoder.weights + (2 if head.classifier else 1) * head.projection * (encoder.dimension + 1)
+    weights = encoder.weights + num_heads(config) * head.projection * (encoder.dimension + 1)
     yield summed("gradients", _FLOAT * (weights + (0 if sizes.sparse else encoder.table_elements)), world_size)
     if sizes.sparse:
         own = sizes.touched_rows * world_size**-_HEAPS_EXPONENT * (_FLOAT * encoder.dimension + _ROW_NUMBER)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dexter.config import DEFAULT_RECIPE, Config, load_config
-from dexter.data import Dataset
+from dexter.data import Dataset, load_dataset
 from dexter.errors import UsageError
 from dexter.planning.memory import MemoryEstimate, Term, estimate_disk, estimate_memory
 from dexter.planning.network import Exchange, refresh_exchanges, step_exchanges
@@ -145,15 +145,10 @@ def plan(
 ) -> Plan:
     """Predict memory, disk and time of `train` with the same arguments, from a few real steps.
 
-    Args:
-        data: a data set, or the path or name of one.
-        recipe: a recipe's name or TOML file.
-        overrides: settings by dotted name.
-        world_size: processes that share the work; with more than one, nothing is timed.
-        gpu_memory: GiB of each device; nothing is timed, since that device is not this machine.
-        clock: returns seconds; give `time.process_time` where other work disturbs the machine.
+    Nothing is timed with a `world_size` above 1 or with `gpu_memory` (GiB of each device), which are not this machine.
+    `clock` returns seconds: give `time.process_time` where other work disturbs the machine.
     """
-    dataset = _load(data)
+    dataset = data if isinstance(data, Dataset) else load_dataset(data)
     config = _resolve(recipe, overrides, len(dataset.train), dataset.num_labels, gpu_memory)
     sizes = sizes_from_data(dataset, config)
     duration = time_run(dataset, config, sizes, clock=clock) if world_size == 1 and gpu_memory is None else None
@@ -190,7 +185,7 @@ def plan_counts(
 def describe_needs(
     dataset: Dataset,
     *,
-    recipe: str | Path = "dexter",
+    recipe: str | Path = DEFAULT_RECIPE,
     overrides: Mapping[str, Any] | None = None,
     world_size: int = 1,
 ) -> str:
@@ -213,7 +208,9 @@ def _assemble(
     if world_size < 1:
         raise UsageError(f"--world-size {world_size}: expected 1 or more")
     separate = gpu_memory is not None or config.train.device != "cpu"
-    limit = gpu_memory * _GIB if gpu_memory is not None else _machine_memory() if not separate else None
+    limit = None if gpu_memory is None else gpu_memory * _GIB
+    if not separate:
+        limit = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
     def peak(changed: Config, processes: int = world_size) -> float:
         resized = _resize(sizes, config, changed)
@@ -259,18 +256,6 @@ def _resolve(
             raise UsageError(f"--gpu-memory {gpu_memory}: expected GiB above 0")
         chosen.setdefault("train.device", "cuda")
     return resolve_counts(load_config(recipe, chosen), num_queries=num_queries, num_labels=num_labels)
-
-
-def _machine_memory() -> float:
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-def _load(data: Dataset | str | Path) -> Dataset:
-    if isinstance(data, Dataset):
-        return data
-    from dexter.data.formats import load_dataset
-
-    return load_dataset(data)
 
 
 _SHRINKABLE = (
@@ -392,7 +377,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         yield f"         and {in_bytes(memory.peak('process'))} in each process (texts, tokens, libraries){published}"
     terms = memory.at_peak()
     for term in terms[:_SHOWN_TERMS]:
-        yield f"  {in_bytes(term.bytes):>10}  {term.name} ({term.formula})"
+        formula = f" ({term.formula})" if term.formula else ""
+        yield f"  {in_bytes(term.bytes):>10}  {term.name}{formula}"
     if rest := terms[_SHOWN_TERMS:]:
         yield f"  {in_bytes(sum(term.bytes for term in rest)):>10}  {len(rest)} smaller"
     if memory.largest.setting:

@@ -149,6 +149,16 @@ def needs_refresh(config: Config) -> bool:
     ) and config.batch.start < config.train.epochs
 
 
+def shortlist_length(sizes: Sizes, config: Config) -> int:
+    """Hard negatives kept per query between two refreshes."""
+    return min(config.batch.hard_negatives * config.batch.refresh, sizes.num_labels)
+
+
+def num_heads(config: Config) -> int:
+    """Heads of the model: the encoder's, and the classifier if there is one."""
+    return 2 if config.head.classifier else 1
+
+
 def score_width(sizes: Sizes, config: Config) -> int:
     """Dimensions of the vectors that a loss scores."""
     return config.head.projection or sizes.encoder.dimension
@@ -162,8 +172,7 @@ def operations_per_step(sizes: Sizes, config: Config, *, world_size: int = 1) ->
     """
     queries = batch_size(sizes, config)
     tokens = queries * sizes.tokens_per_query + texts_per_step(sizes, config) * sizes.tokens_per_label
-    heads = 2 if config.head.classifier else 1
-    scoring = 2 * queries * pool_size(sizes, config) * score_width(sizes, config) * heads
+    scoring = 2 * queries * pool_size(sizes, config) * score_width(sizes, config) * num_heads(config)
     return 4 * (tokens * sizes.encoder.operations_per_token + scoring) / world_size
 
 
@@ -177,16 +186,9 @@ def sizes_from_counts(
     tokens_per_label: float | None = None,
     labels_per_query: float = 5.0,
 ) -> Sizes:
-    """Sizes without data; label texts are taken to be distinct.
+    """Return sizes without data; label texts are taken to be distinct.
 
-    Args:
-        config: resolved settings.
-        encoder: the encoder's shape.
-        num_queries: training queries.
-        num_labels: labels.
-        tokens_per_text: mean tokens of a query, before truncation.
-        tokens_per_label: mean tokens of a label text; that of a query if None.
-        labels_per_query: mean relevant labels of a query.
+    Tokens are means before truncation; a label has those of a query if left out.
     """
     for name, value in (("queries", num_queries), ("labels", num_labels), ("tokens-per-text", tokens_per_text)):
         if value <= 0:
