@@ -12,7 +12,7 @@ from dexter.data import Dataset, Split, load_dataset, save_dataset
 from dexter.data.check import check
 from dexter.data.dataset import freeze
 from dexter.data.formats import FORMATS
-from dexter.data.published import PUBLISHED, describe_published
+from dexter.data.published import PUBLISHED, describe_published, find_published
 from dexter.errors import DataError, UsageError
 
 WRITABLE = [name for name, one in FORMATS.items() if one.write is not None]
@@ -59,6 +59,17 @@ def test_the_table_is_the_published_one() -> None:
     ]
     assert [(one.name, *one.counts, one.text_fields, *one.propensity) for one in PUBLISHED] == rows
     assert all(one.source for one in PUBLISHED)
+
+
+def test_constants_are_found_by_name_or_else_by_counts() -> None:
+    """That the first of several is taken is safe: those that share a name or counts have the same constants."""
+    for one in PUBLISHED:
+        assert {other.propensity for other in PUBLISHED if one.counts == other.counts} == {one.propensity}
+        for name, counts in ((one.name, (1, 1, 1)), ("mine", one.counts)):
+            found = find_published(name, counts)
+            assert found is not None
+            assert found.propensity == one.propensity
+    assert find_published("mine", (1, 1, 1)) is None
 
 
 DEXML_EURLEX = "this is EURLex-4K as published (15,449 / 3,865 / 3,956; the variant of DEXML"

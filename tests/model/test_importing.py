@@ -95,8 +95,9 @@ def test_it_is_a_run_like_any_other(checkpoint, world, tmp_path):
     predictor = Predictor.load(tmp_path / "run")
     predictor.add_labels([("new", "river stone cloud")])
     assert predictor.predict(["river stone cloud"], k=1)[0][0].id == "new"
-    with TestClient(create_app(Predictor.load(tmp_path / "run")), base_url="http://localhost") as client:
+    with TestClient(create_app({"imported": tmp_path / "run"}), base_url="http://localhost") as client:
         answer = client.post("/v1/predict", json={"inputs": "river stone", "k": 2})
+        assert client.get("/training").status_code == 200
     assert answer.status_code == 200
     wanted = [one.id for one in Predictor.load(tmp_path / "run").predict(["river stone"], k=2)[0]]
     assert [label["id"] for label in answer.json()["results"][0]["labels"]] == wanted

@@ -12,6 +12,7 @@ from dexter import Predictor
 from dexter.config import load_config
 from dexter.data import load_dataset
 from dexter.errors import ModelError, UsageError
+from dexter.evaluation.runs import dial_curve, predict_columns
 from dexter.metrics import Ratio, score
 from dexter.model.model import Model
 from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings
@@ -218,5 +219,12 @@ def test_a_run_keeps_to_the_fields_it_was_trained_on(world, tmp_path, caplog):
         dexter.tune(out, full)
     dexter.evaluate(out, titles, num_resamples=0)
     assert "the title alone" not in caplog.text
-    dexter.evaluate(out, full, num_resamples=0)
-    assert "texts of the run were the title alone, these are title and content" in caplog.text
+    predictor = Predictor.load(out)
+    for evaluate in (
+        lambda: dexter.evaluate(out, full, num_resamples=0),
+        lambda: dial_curve(predictor, full, dials=[0.0]),
+        lambda: predict_columns(predictor, full, full.test, 3),  # as compare does
+    ):
+        caplog.clear()
+        evaluate()
+        assert caplog.text.count("texts of the run were the title alone, these are title and content") == 1

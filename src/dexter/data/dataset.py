@@ -147,11 +147,15 @@ class Dataset:
 def check_propensity(constants: Sequence[float]) -> tuple[float, float]:
     """Return the propensity constants as a pair of numbers, or raise `DataError`."""
     values = list(constants) if isinstance(constants, Sequence) else []
-    if len(values) != 2 or not all(type(one) in (int, float) and 0 < one < 1000 for one in values):
+    if len(values) != 2 or not all(_is_number(one) and 0 < one < 1000 for one in values):
         raise DataError(
             f"propensity is {str(constants)[:40]}: expected two numbers (a, b) above 0, such as 0.55 and 1.5"
         )
     return float(values[0]), float(values[1])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _hash_fraction(text: str) -> float:

@@ -76,14 +76,9 @@ def find_published(name: str, counts: tuple[int, int, int]) -> PublishedDataset 
     return found[0] if found else None
 
 
-def count(dataset: Dataset) -> tuple[int, int, int]:
-    """Return the numbers of training queries, test queries and labels."""
-    return len(dataset.train), 0 if dataset.test is None else len(dataset.test), dataset.num_labels
-
-
 def describe_published(dataset: Dataset) -> str | None:
     """Say which published data set this is, or what differs where its name or counts nearly match one; else None."""
-    named, counts = find_by_name(dataset.name), count(dataset)
+    named, counts = find_by_name(dataset.name), _counts(dataset)
     candidates = [one for one in PUBLISHED if one in named or _is_near(counts, one.counts)]
     if not candidates:
         return None
@@ -105,12 +100,17 @@ def describe_fields(fields: Sequence[str]) -> str:
     return "the title alone" if tuple(fields) == TITLE else " and ".join(fields)
 
 
+def _counts(dataset: Dataset) -> tuple[int, int, int]:
+    """Return the numbers of training queries, test queries and labels."""
+    return len(dataset.train), 0 if dataset.test is None else len(dataset.test), dataset.num_labels
+
+
 def _differences(dataset: Dataset, published: PublishedDataset) -> list[str]:
     """Say what of a data set is not as published."""
     names = ("training queries", "test queries", "labels")
     found = [
         f"{here:,} {name} instead of {there:,}"
-        for name, here, there in zip(names, count(dataset), published.counts, strict=True)
+        for name, here, there in zip(names, _counts(dataset), published.counts, strict=True)
         if here != there
     ]
     if dataset.text_fields and published.text_fields and dataset.text_fields != published.text_fields:

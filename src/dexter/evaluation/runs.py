@@ -228,6 +228,7 @@ def dial_curve(
         raise UsageError("a dial curve needs at least one value of the dial")
     split = test_split(dataset)
     ks = [k for k in _DIAL_KS if k <= dataset.num_labels]
+    _warn_of_other_fields(predictor, dataset)
     model = predictor.model
     representations_ND = model.encode_queries(split.texts)
     points = {}
@@ -246,6 +247,7 @@ def predict_columns(predictor: Predictor, dataset: Dataset, split: Split, k: int
 
     Where the split has filter pairs, enough places more than k are returned that k are left after their removal.
     """
+    _warn_of_other_fields(predictor, dataset)
     return as_columns(predictor, dataset, _predict_split(predictor, split, k).ids)
 
 
@@ -271,17 +273,22 @@ def _rank_and_score(
     """Return the report on the test split, and the predictions as columns of the data set."""
     split = test_split(dataset)
     ks = _choose_ks(ks, dataset)
-    made_of = predictor.model.facts.get("text_fields")
-    if made_of and dataset.text_fields and list(made_of) != list(dataset.text_fields):
-        log.warning(
-            "the texts of the run were %s, these are %s: choose the same text_fields unless this is meant",
-            describe_fields(made_of),
-            describe_fields(dataset.text_fields),
-        )
+    _warn_of_other_fields(predictor, dataset)
     found = _predict_split(predictor, split, max(*ks, FITTED_PLACES), processes=processes)
     columns_NK = as_columns(predictor, dataset, found.ids)
     report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, **settings)
     return replace(report, calibration=_calibration_errors(predictor, split, found, columns_NK)), columns_NK
+
+
+def _warn_of_other_fields(predictor: Predictor, dataset: Dataset) -> None:
+    """Warn where a run's texts were titles and these are full texts, or the other way round."""
+    fields = predictor.model.facts.get("text_fields")
+    if fields and dataset.text_fields and list(fields) != list(dataset.text_fields):
+        log.warning(
+            "the texts of the run were %s, these are %s: choose the same text_fields unless this is meant",
+            describe_fields(fields),
+            describe_fields(dataset.text_fields),
+        )
 
 
 def _predict_split(predictor: Predictor, split: Split, k: int, *, processes: Processes | None = None) -> TopK:

@@ -38,7 +38,8 @@ def read_description(folder: Path) -> Description:
     if not path.is_file():
         return Description()
     try:
-        content = json.loads(path.read_bytes()[:_MAX_BYTES])
+        with open(path, "rb") as handle:
+            content = json.loads(handle.read(_MAX_BYTES))
     except (ValueError, RecursionError):
         raise DataError("not valid JSON: correct it or remove it", path=path) from None
     if not isinstance(content, dict) or not set(content) <= set(_KEYS):

@@ -142,7 +142,7 @@ def detect_xmc_text(path: Path) -> bool:
 def read_xmc_text(reader: Reader) -> Dataset:
     """Read texts, labels and rows of relevant labels."""
     raw = reader.root / "raw"
-    folder = raw if raw.is_dir() else reader.root
+    folder = raw if find_file(raw, ["trn_X"], [".txt"]) is not None else reader.root
     labels_file = find_file(folder, _TEXT_LABEL_NAMES, [".txt"]) or need_file(reader.root, _TEXT_LABEL_NAMES, [".txt"])
     labels = reader.labels(labels_file, lambda table, line: table.add(None, line), keep_blank=True)
     files = (need_file(folder, ["trn_X"], [".txt"]), find_file(folder, ["tst_X"], [".txt"]))
