@@ -34,6 +34,15 @@ CORRECTED_LOSSES = ("decoupled_softmax", "softmax", "psl")
 
 
 @dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """How the data are understood."""
+
+    own_labels: Literal["auto", "exclude", "keep"] = "auto"
+    """Labels with the id or the text of the query itself, which data about related items have. `exclude`: they are
+    left out of losses, mining and predictions; `auto`: so if many queries have one and hardly any is relevant."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """Text to vector."""
 
@@ -266,6 +275,8 @@ class Config:
     """The recipe this configuration started from."""
     seed: int = 0
     """Fixes every random choice."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """How the data are understood."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Text to vector."""
     batch: BatchConfig = field(default_factory=BatchConfig)

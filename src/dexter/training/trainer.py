@@ -19,6 +19,7 @@ from dexter.batches.pool import count_relevant_pairs, restrict
 from dexter.batches.sampler import Sampler
 from dexter.config import DEFAULT_RECIPE, MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset
+from dexter.data.own_labels import find_own_labels
 from dexter.data.tokens import Tokens
 from dexter.encoders import build_encoder, embed
 from dexter.encoders.static import StaticEncoder
@@ -100,6 +101,8 @@ def train(
             return read_run(folder)
         trainer = Trainer(read_config(folder), dataset, folder, processes)
         if processes.is_first:
+            if own_labels := trainer.own_labels.describe():
+                log.info("%s", own_labels)
             log.info("%s", describe(trainer.config, num_steps=trainer.steps_per_epoch, num_processes=processes.size))
         if resume:
             trainer.restore()
@@ -116,7 +119,8 @@ class Trainer:
         self.device = processes.device(config.train.device)
         torch.set_num_threads(processes.threads(config.train.threads))
         torch.manual_seed(config.seed)
-        self.train_split, self.validation_split = make_splits(dataset, config)
+        self.own_labels = find_own_labels(dataset, config.data.own_labels)
+        self.train_split, self.validation_split = make_splits(self.own_labels.filter_train(dataset), config)
         self.encoder = build_encoder(
             config.encoder, self.train_split.texts, dataset.label_texts, device=self.device, seed=config.seed
         )
@@ -453,6 +457,7 @@ class Trainer:
             "recipe": self.config.recipe,
             "data": self.dataset.name,
             "text_fields": self.dataset.text_fields,
+            "own_labels": self.own_labels.to_json(),
             "seed": self.config.seed,
             "step": self.step,
             "train_queries": len(self.train_split),

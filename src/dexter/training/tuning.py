@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dexter.config import MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset, Split
+from dexter.data.own_labels import find_own_labels
 from dexter.errors import UsageError
 from dexter.index import ExactIndex
 from dexter.metrics import PROPENSITY, Ratio, inverse_propensity, per_query
@@ -225,7 +226,8 @@ def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = No
     # Made anew so that its own checks refuse what is not a metric.
     validating = replace(config.validation, metric=metric or "auto")
     metric = config.validation.metric if validating.metric == "auto" else validating.metric
-    train, validation = make_splits(dataset, config)
+    own_labels = find_own_labels(dataset, config.data.own_labels)
+    train, validation = make_splits(own_labels.filter_train(dataset), config)
     if validation is None:
         raise UsageError(f"{folder} was trained with validation.fraction = 0: there are no queries to tune on")
     published = folder / "model"
