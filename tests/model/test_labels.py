@@ -8,7 +8,7 @@ import torch
 
 from dexter import Predictor
 from dexter.errors import UsageError
-from dexter.model.labels import Labels, search_labels
+from dexter.model.labels import Labels
 from dexter.model.similar import _nearest, normal_text
 from tests.cli.test_main import error_line, quiet_after, run  # noqa: F401 - fixtures
 
@@ -28,7 +28,7 @@ def place(trained, tmp_path):
     [("alg", ["t2", "alg-3", "t4", "t1"]), ("ALGEBRA", ["t2", "t4", "t1"]), ("zz", []), ("  t5 ", ["t5"])],
 )
 def test_what_begins_with_the_query_comes_first(query, found):
-    page = search_labels(LABELS, query)
+    page = LABELS.search(query)
     assert [label.id for label in page.labels] == found
     assert page.total == len(found)
 

@@ -53,6 +53,16 @@ _MOST_BYTES = 2**31 - 2**24
 """A protobuf message ends at 2 GiB; some of it is needed for the graph itself."""
 
 
+def check_exportable(encoder: nn.Module) -> TransformerEncoder:
+    """Return the encoder if it is a transformer; raise `UsageError` otherwise."""
+    if not isinstance(encoder, TransformerEncoder):
+        raise UsageError(
+            "this run has a static encoder, which looks its tokens up in a table: ONNX is for transformers, and would "
+            "make nothing faster here"
+        )
+    return encoder
+
+
 def export_graph(encoder: TransformerEncoder) -> bytes:
     """Return the ONNX file of an encoder, in float32."""
     for package in ("onnx", "onnxscript", "onnxruntime"):

@@ -22,6 +22,7 @@ from dexter.encoders.onnx import (
     ExportFacts,
     MetricChange,
     OnnxEncoder,
+    check_exportable,
     export_folder,
     export_graph,
     quantize_graph,
@@ -33,7 +34,7 @@ from dexter.evaluation.runs import predict_columns
 from dexter.metrics import overfetch
 from dexter.model.model import Model
 from dexter.model.store import encoder_fingerprint, model_folder
-from dexter.predict.predictor import Predictor, check_exportable
+from dexter.predict.predictor import Predictor
 
 log = logging.getLogger("dexter")
 MAX_DIFFERENCE = 1e-5

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import UsageError
+
+_NOT_WORDS = re.compile(r"[\W_]+")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ class Labels:
                 later.append(row)
         return first + later
 
+    def search(self, query: str = "", *, limit: int | None = 20, offset: int = 0) -> LabelPage:
+        """Return a page of the labels that `find_rows` finds, `limit` of them (None: all) from number `offset` on."""
+        if offset < 0 or (limit is not None and limit < 0):
+            raise UsageError(f"limit and offset must be 0 or more, got {limit} and {offset}")
+        rows = self.find_rows(query)
+        page = rows[offset:] if limit is None else rows[offset : offset + limit]
+        return LabelPage([self.entry(row) for row in page], total=len(rows))
+
 
 @dataclass(frozen=True)
 class LabelEntry:
@@ -74,17 +85,10 @@ class LabelPage:
     """Number of labels on all pages."""
 
 
-def search_labels(labels: Labels, query: str, *, limit: int | None = 20, offset: int = 0) -> LabelPage:
-    """Return a page of the labels whose id or text contains the query.
-
-    Args:
-        labels: the labels to search.
-        query: part of an id or text, see `Labels.find_rows`.
-        limit: largest number of labels on the page; None: no limit.
-        offset: number of results before the page.
-    """
-    if offset < 0 or (limit is not None and limit < 0):
-        raise UsageError(f"limit and offset must be 0 or more, got {limit} and {offset}")
-    rows = labels.find_rows(query)
-    page = rows[offset:] if limit is None else rows[offset : offset + limit]
-    return LabelPage([labels.entry(row) for row in page], total=len(rows))
+def new_label_id(text: str, taken: Collection[str]) -> str:
+    """Make an unused id from the words of a label's text."""
+    words = _NOT_WORDS.sub("-", text.casefold()).strip("-")[:80] or "label"
+    candidate, number = words, 2
+    while candidate in taken:
+        candidate, number = f"{words}-{number}", number + 1
+    return candidate

@@ -5,31 +5,32 @@
     neighbours.py   votes of the nearest training queries
     scoring.py      the choice that was tuned on validation, and its file
     calibration.py  scores as probabilities, by label frequency; thresholds for a wanted precision
-    explain.py      parts of a score, words that carry it, similar training queries
-    preview.py      a label that does not exist yet: its rank, and the labels it resembles
+    explain.py      parts of a score, words that carry it, similar training queries; the preview of a new label
     run_index.py    the index that is stored with a run
     files.py        texts in, predictions out
 
-How the choice is made is `dexter.training.tuning`. Services import what they need of the model from here.
+Tuning is in `dexter.training.tuning`. The service imports from this package only, so what it needs of the model is
+named here too.
 """
 
 from dexter.model.edits import ChangeResult, LabelChange, LabelRefused, VersionConflict
-from dexter.model.labels import LabelEntry, LabelPage, Labels
-from dexter.model.similar import SimilarLabel
-from dexter.model.store import model_folder
-from dexter.predict.explain import Explanation
+from dexter.model.labels import LabelEntry, Labels, new_label_id
+from dexter.model.similar import Duplicate, SimilarLabel
+from dexter.predict.explain import MAX_PREVIEW_RANK, Explanation, LabelPreview, Word
 from dexter.predict.neighbours import Neighbour
 from dexter.predict.predictor import EmbeddedText, Prediction, Predictor
-from dexter.predict.rank import RankingChoice, rank
+from dexter.predict.rank import RankingChoice
 from dexter.predict.run_index import published_version
 
 __all__ = [
+    "MAX_PREVIEW_RANK",
     "ChangeResult",
+    "Duplicate",
     "EmbeddedText",
     "Explanation",
     "LabelChange",
     "LabelEntry",
-    "LabelPage",
+    "LabelPreview",
     "LabelRefused",
     "Labels",
     "Neighbour",
@@ -38,7 +39,7 @@ __all__ = [
     "RankingChoice",
     "SimilarLabel",
     "VersionConflict",
-    "model_folder",
+    "Word",
+    "new_label_id",
     "published_version",
-    "rank",
 ]

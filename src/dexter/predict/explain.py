@@ -1,4 +1,5 @@
-"""Explain why a text gets a label: the parts of its score, the words that carry it, and training queries that have it.
+"""Explain why a text gets a label: the parts of its score, the words that carry it, and training queries that have it;
+and preview the rank of a label that does not exist yet.
 
 A word's weight is what the score loses when the word is left out of the text, so it may be negative. Weights need not
 add up to the score, because words are not independent of each other; the parts of the score do.
@@ -14,10 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dexter.index import Index
+from dexter.index import ExactIndex, Index
+from dexter.model.edits import LabelChange, apply_changes, encode_change
+from dexter.model.labels import new_label_id
 from dexter.model.model import Model
+from dexter.model.similar import DUPLICATE_SIMILARITY, SimilarLabel, find_similar
 from dexter.predict.neighbours import Neighbour, find_neighbours
-from dexter.predict.rank import RankingChoice, score_parts
+from dexter.predict.rank import RankingChoice, rank, score_parts
 from dexter.types import band_of
 
 _WORD = re.compile(r"\w+(?:[.'’+#-]+\w+)*[+#]*")
@@ -27,6 +31,10 @@ _MOST_CHARACTERS = 20_000
 """Characters of a text that are used; encoders read less."""
 _SHOWN_WORDS = 8
 """Strongest words in the printed form."""
+MAX_PREVIEW_RANK = 100
+"""Lowest rank that is looked for in a preview."""
+_NUM_SIMILAR, _NUM_COMPETING = 5, 32
+"""Similar labels that a preview returns, and that the new label competes with (they lend it their classifier rows)."""
 
 Parts = Mapping[str, NDArray[np.float32]]
 """The parts of scores by name, each texts x labels."""
@@ -140,3 +148,48 @@ def explain_scores(
             for label in range(num_labels)
         ],
     )
+
+
+@dataclass(frozen=True)
+class LabelPreview:
+    """A label that does not exist yet."""
+
+    text: str
+    similar: Sequence[SimilarLabel]
+    """The labels it resembles, nearest first."""
+    rank: int | None = None
+    """Its rank for the text; None without a text, or below `MAX_PREVIEW_RANK`."""
+    score: float | None = None
+    above: str | None = None
+    """Text of the label one rank above it."""
+
+    @property
+    def duplicates(self) -> list[SimilarLabel]:
+        """Labels that mean the same."""
+        return [label for label in self.similar if label.same_text or label.similarity >= DUPLICATE_SIMILARITY]
+
+
+def preview_label(model: Model, index: Index, choice: RankingChoice, text: str, label_text: str) -> LabelPreview:
+    """Rank a new label for a text (if that is not empty) without adding it.
+
+    The labels that could rank above it and those that it resembles make a small model, in which it competes, so that
+    nothing of the size of all labels is copied.
+    """
+    [near] = find_similar(model, [label_text], _NUM_COMPETING)
+    preview = LabelPreview(label_text, near[:_NUM_SIMILAR])
+    if not text.strip():
+        return preview
+    representations_1D = model.encode_queries([text])
+    best_rows = rank(model, index, representations_1D, choice, MAX_PREVIEW_RANK).ids[0]
+    near_rows = np.array(model.labels.rows(label.id for label in near), dtype=np.int64)
+    added = encode_change(model, LabelChange(add=[(new_label_id(label_text, set(model.labels.ids)), label_text)]))
+    small = apply_changes(model.select_labels(np.union1d(best_rows[best_rows >= 0], near_rows)), added)
+    small_index = ExactIndex(small.label_vectors(head=choice.head, dial=choice.dial))
+    found = rank(small, small_index, representations_1D, choice, MAX_PREVIEW_RANK)
+    rows = found.ids[0].tolist()
+    new_row = len(small.labels.ids) - 1
+    if new_row not in rows:
+        return preview
+    place = rows.index(new_row)
+    above = small.labels.texts[rows[place - 1]] if place else None
+    return LabelPreview(label_text, preview.similar, place + 1, float(found.scores[0, place]), above)

@@ -11,12 +11,12 @@ import glob
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import tee
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from dexter.data.formats.jsonl import identifier_field, parse_object, text_field
 from dexter.data.formats.lines import MAX_LINE_BYTES, BadRecord, decode, raw_lines, without_line_end
@@ -147,9 +147,8 @@ def predict_files(
         "format": form,
     }
     _claim(folder, settings)
-    share = sorted(outputs.items())[launch.rank :: launch.size]
     written = []
-    for source, target in share:
+    for target, source in list(outputs.items())[launch.rank :: launch.size]:
         if target.exists():
             log.info("%s is finished already", target)
             continue
@@ -166,13 +165,9 @@ def _lines(path: Path | None) -> Iterator[tuple[int, bytes]]:
         yield from raw_lines(path)
         return
     with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as handle:
-        yield from _pipe_lines(handle)
-
-
-def _pipe_lines(handle: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the numbered lines of a pipe; a line that is too long is cut, and refused by `decode`."""
-    for number, raw in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), start=1):
-        yield number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+        # A line that is too long is cut, and refused by `decode`.
+        for number, raw in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            yield number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
 
 
 def _is_object(line: str) -> bool:
@@ -223,31 +218,22 @@ def _flat(text: str) -> str:
 
 
 def _outputs(pattern: str, folder: Path, form: str) -> dict[Path, Path]:
-    """Return the output path of every input file."""
-    sources = [Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
+    """Return the input file of every output path, in the order of the inputs."""
+    sources = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
     if not sources:
         raise DataError(f"{pattern}: no file has such a name")
-    outputs = {source: folder / f"{_stem(source)}.{'txt' if form == 'text' else form}" for source in sources}
-    for source, target in outputs.items():
+    outputs: dict[Path, Path] = {}
+    for source in sources:
+        stem = source.name.removesuffix(".gz").rsplit(".", 1)[0] or source.name
+        target = folder / f"{stem}.{'txt' if form == 'text' else form}"
         if target.resolve() == source.resolve():
             raise UsageError(f"{target} would replace the file it is made from: choose another --output folder")
-    if len(set(outputs.values())) < len(outputs):
-        first, second = _clash(list(outputs.items()))
-        raise UsageError(f"{first} and {second} would have one output: rename one, or predict them into two folders")
+        if target in outputs:
+            raise UsageError(
+                f"{outputs[target]} and {source} would have one output: rename one, or predict them into two folders"
+            )
+        outputs[target] = source
     return outputs
-
-
-def _clash(pairs: Sequence[tuple[Path, Path]]) -> tuple[Path, Path]:
-    seen: dict[Path, Path] = {}
-    for source, target in sorted(pairs):
-        if target in seen:
-            return seen[target], source
-        seen[target] = source
-    raise AssertionError("no two outputs are the same")
-
-
-def _stem(source: Path) -> str:
-    return source.name.removesuffix(".gz").rsplit(".", 1)[0] or source.name
 
 
 def _claim(folder: Path, settings: Mapping[str, object]) -> None:

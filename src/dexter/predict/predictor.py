@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,38 +16,19 @@ from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
 from dexter.index import Index
-from dexter.model.edits import ChangeResult, LabelChange, LabelRefused, LiveModel, VersionConflict
-from dexter.model.labels import LabelEntry, LabelPage, Labels, search_labels
+from dexter.model.edits import ChangeResult, LabelChange, LiveModel
+from dexter.model.labels import LabelPage, Labels
 from dexter.model.model import Model
 from dexter.model.similar import SimilarLabel, find_similar
 from dexter.model.store import LabelStore, encoder_fingerprint, fingerprint, model_folder
 from dexter.predict.calibration import NUM_PLACES, Calibration
-from dexter.predict.explain import Explanation, explain_labels
+from dexter.predict.explain import Explanation, LabelPreview, explain_labels, preview_label
 from dexter.predict.neighbours import Neighbour, find_neighbours, kept_queries
 from dexter.predict.rank import RankingChoice, rank
 from dexter.predict.run_index import RunIndex, index_labels, open_run_index
 from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking, read_scoring
 from dexter.types import HeadName, TopK
 
-if TYPE_CHECKING:
-    from dexter.encoders import TextEncoder
-    from dexter.encoders.transformer import TransformerEncoder
-
-# The service sees models through this module only, and needs these types of theirs.
-__all__ = [
-    "ChangeResult",
-    "EmbeddedText",
-    "LabelChange",
-    "LabelEntry",
-    "LabelRefused",
-    "Labels",
-    "Prediction",
-    "Predictor",
-    "Runtime",
-    "SimilarLabel",
-    "VersionConflict",
-    "check_exportable",
-]
 log = logging.getLogger("dexter")
 Runtime = Literal["torch", "onnx"]
 """What encodes queries."""
@@ -310,6 +291,11 @@ class Predictor:
         rows = state.model.labels.rows(label_ids)
         return explain_labels(state.model, state.index, self.choice, text, rows, num_neighbours=num_neighbours)
 
+    def preview_label(self, text: str, label_text: str) -> LabelPreview:
+        """Rank a label that does not exist yet for a text (if that is not empty), without adding it."""
+        state = self._live.state
+        return preview_label(state.model, state.index, self.choice, text, label_text)
+
     def add_labels(self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False) -> ChangeResult:
         """Add labels given as (id, text), without training: they are encoded and ranked from now on.
 
@@ -350,7 +336,7 @@ class Predictor:
 
     def search_labels(self, query: str = "", *, limit: int | None = 20, offset: int = 0) -> LabelPage:
         """Find labels whose id or text contains the query, those that begin with it first; all if it is empty."""
-        return search_labels(self.labels, query, limit=limit, offset=offset)
+        return self.labels.search(query, limit=limit, offset=offset)
 
     def similar_labels(self, text: str, k: int = 5) -> list[SimilarLabel]:
         """Find the labels nearest to a text, were it a label."""
@@ -405,18 +391,6 @@ class Predictor:
         return self.calibration
 
 
-def check_exportable(encoder: TextEncoder) -> TransformerEncoder:
-    """Return the encoder if it is a transformer, or raise."""
-    from dexter.encoders.transformer import TransformerEncoder
-
-    if not isinstance(encoder, TransformerEncoder):
-        raise UsageError(
-            "this run has a static encoder, which looks its tokens up in a table: ONNX is for transformers, and would "
-            "make nothing faster here"
-        )
-    return encoder
-
-
 def _load_model(folder: Path, *, device: str, runtime: Runtime) -> Model:
     """Load the published model, with queries encoded by the runtime."""
     if runtime == "onnx" and device != "cpu":
@@ -424,9 +398,9 @@ def _load_model(folder: Path, *, device: str, runtime: Runtime) -> Model:
     model = Model.load(folder, device=device)
     if runtime == "torch":
         return model
-    encoder = check_exportable(model.encoder)
-    from dexter.encoders.onnx import export_folder, open_export
+    from dexter.encoders.onnx import check_exportable, export_folder, open_export
 
+    encoder = check_exportable(model.encoder)
     exported, facts = open_export(export_folder(folder), encoder, fingerprint=encoder_fingerprint(folder))
     log.info("queries are encoded by ONNX Runtime, %s", facts.describe_changes() or facts.precision)
     return replace(model, query_encoder=exported)

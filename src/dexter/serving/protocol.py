@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from dexter.predict import Duplicate, LabelEntry, Neighbour, SimilarLabel, Word
 from dexter.types import HeadName
 
 
@@ -57,30 +58,12 @@ class PredictRequest(RequestModel):
     model: RunName = None
 
 
-class WordWeight(BaseModel):
-    """A word of the text, its position, and what the score loses without it."""
-
-    text: str
-    start: int
-    end: int
-    weight: float
-
-
-class NearText(BaseModel):
-    """A training text near the text; only its beginning is kept."""
-
-    id: str
-    text: str
-    similarity: float
-    labels: list[str]
-
-
 class Why(BaseModel):
     """Explanation of a label of a text."""
 
     parts: dict[str, float] = Field(description="Parts that add up to the score.")
-    words: list[WordWeight]
-    neighbours: list[NearText] = Field(description="Nearest training texts that have the label, if the run keeps them.")
+    words: list[Word]
+    neighbours: list[Neighbour] = Field(description="Nearest training texts with the label, if they are kept.")
     count: int = Field(description="Number of training texts of the label.")
     band: str = Field(description="Frequency band of the label: frequent, torso, tail or unseen.")
 
@@ -138,27 +121,12 @@ class RenameLabelsRequest(RequestModel):
     model: RunName = None
 
 
-class NearLabel(BaseModel):
-    """A similar label."""
-
-    id: str
-    text: str
-    similarity: float
-
-
 class SimilarLabels(BaseModel):
     """The labels most similar to a text, nearest first."""
 
     model: str
     version: int
-    labels: list[NearLabel]
-
-
-class Resemblance(BaseModel):
-    """A new label that resembles existing ones."""
-
-    id: str
-    resembles: list[NearLabel]
+    labels: list[SimilarLabel]
 
 
 class LabelsChanged(BaseModel):
@@ -166,15 +134,7 @@ class LabelsChanged(BaseModel):
 
     model: str
     version: int
-    duplicates: list[Resemblance]
-
-
-class KnownLabel(BaseModel):
-    """A label that can be predicted."""
-
-    id: str
-    text: str
-    count: int = Field(description="Number of training texts; 0 for a label added after training.")
+    duplicates: list[Duplicate]
 
 
 class LabelsPage(BaseModel):
@@ -183,7 +143,7 @@ class LabelsPage(BaseModel):
     model: str
     version: int
     total: int = Field(description="Number of labels that match.")
-    labels: list[KnownLabel]
+    labels: list[LabelEntry]
     next: int | None = Field(description="Cursor of the next page; null on the last.")
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from dexter import __version__
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.predict import LabelChange, LabelRefused, Predictor, SimilarLabel, VersionConflict
+from dexter.predict import LabelChange, LabelRefused, Predictor, VersionConflict
 from dexter.serving.batching import BATCH_WAIT_SECONDS, IsDisconnected
 from dexter.serving.middleware import Metrics, OpenRequests
 from dexter.serving.problems import Problem
@@ -23,16 +23,13 @@ from dexter.serving.protocol import (
     Embedding,
     EmbeddingsRequest,
     EmbeddingsResponse,
-    KnownLabel,
     LabelledText,
     LabelsChanged,
     LabelsPage,
-    NearLabel,
     PredictRequest,
     PredictResponse,
     RankedLabel,
     RenameLabelsRequest,
-    Resemblance,
     RunName,
     SimilarLabels,
     Usage,
@@ -46,8 +43,15 @@ _MAX_EXPLAINED_TEXTS, _MAX_EXPLAINED_LABELS = 4, 20
 """Explaining encodes a text once more for each of its words."""
 _MAX_LABELS_PER_PAGE = 1_000
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SHOWN_LIMITS = ("max_body_bytes", "max_inputs", "max_characters", "max_in_flight", "max_queued_texts")
-_SHOWN_TIMES = ("timeout_seconds", "batch_texts")
+_SHOWN_LIMITS = (
+    "max_body_bytes",
+    "max_inputs",
+    "max_characters",
+    "max_in_flight",
+    "max_queued_texts",
+    "timeout_seconds",
+    "batch_texts",
+)
 _REFUSALS = {
     "unknown": (404, "label", "no label has id {} of the request"),
     "repeated": (404, "label", "id {} of the request is given twice"),
@@ -178,7 +182,7 @@ def label_routes(runs: ServedRuns) -> APIRouter:
             model=run.name,
             version=version,
             total=page.total,
-            labels=[KnownLabel(id=label.id, text=label.text, count=label.count) for label in page.labels],
+            labels=page.labels,
             next=cursor + limit if cursor + limit < page.total else None,
         )
 
@@ -191,7 +195,7 @@ def label_routes(runs: ServedRuns) -> APIRouter:
         """Find the labels that mean nearly the same as a label with this text would."""
         run = runs.get(model)
         version, found = await run.read_labels(lambda predictor: predictor.similar_labels(text, k))
-        return SimilarLabels(model=run.name, version=version, labels=_near_labels(found))
+        return SimilarLabels(model=run.name, version=version, labels=found)
 
     @router.post("/v1/labels")
     async def add_labels(body: AddLabelsRequest, if_match: IfMatch = None) -> LabelsChanged:
@@ -235,15 +239,7 @@ async def change_labels(run: ServedRun, change: LabelChange, if_match: str | Non
         raise Problem(503, "write", detail, headers={"Retry-After": "1"}) from None
     except ModelError:
         raise Problem(409, "model", "the run is in training or was replaced: its labels cannot be changed") from None
-    return LabelsChanged(
-        model=run.name,
-        version=result.version,
-        duplicates=[Resemblance(id=each.id, resembles=_near_labels(each.resembles)) for each in result.duplicates],
-    )
-
-
-def _near_labels(found: Sequence[SimilarLabel]) -> list[NearLabel]:
-    return [NearLabel(id=each.id, text=each.text, similarity=each.similarity) for each in found]
+    return LabelsChanged(model=run.name, version=result.version, duplicates=list(result.duplicates))
 
 
 def _read_version(if_match: str | None) -> int | None:
@@ -276,7 +272,7 @@ def status_routes(runs: ServedRuns, metrics: Metrics, traffic: OpenRequests) -> 
     @router.get("/info")
     async def info() -> dict[str, Any]:
         """Describe the service: version, runs and limits."""
-        limits = {name: getattr(runs.settings, name) for name in (*_SHOWN_LIMITS, *_SHOWN_TIMES)}
+        limits = {name: getattr(runs.settings, name) for name in _SHOWN_LIMITS}
         return {
             "name": "dexter",
             "version": __version__,

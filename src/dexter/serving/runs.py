@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from dexter.errors import DexterError, ModelError, UsageError
-from dexter.predict import ChangeResult, EmbeddedText, LabelChange, Prediction, Predictor
-from dexter.predict.explain import Explanation
-from dexter.predict.rank import RankingChoice
-from dexter.predict.run_index import published_version
+from dexter.predict import (
+    ChangeResult,
+    EmbeddedText,
+    Explanation,
+    LabelChange,
+    Prediction,
+    Predictor,
+    RankingChoice,
+    published_version,
+)
 from dexter.serving.batching import Batcher, IsDisconnected
 from dexter.serving.problems import Problem
 from dexter.serving.settings import ServeSettings

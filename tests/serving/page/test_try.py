@@ -6,10 +6,10 @@ import re
 import pytest
 
 from dexter import Predictor
-from dexter.predict.preview import MAX_PREVIEW_RANK, new_label_id, preview_label
+from dexter.predict import MAX_PREVIEW_RANK, Word, new_label_id
 from dexter.serving.page.ranking import highlight, score_steps, side_by_side
 from dexter.serving.page.view import breakable
-from dexter.serving.protocol import RankedLabel, WordWeight
+from dexter.serving.protocol import RankedLabel
 from tests.serving.conftest import BASE
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -105,13 +105,13 @@ def test_parts_are_steps_that_lead_to_the_score():
 
 def test_a_text_is_cut_at_its_words():
     words = [
-        WordWeight(text=text, start=start, end=start + len(text), weight=weight)
+        Word(text=text, start=start, end=start + len(text), weight=weight)
         for text, start, weight in [("one", 1, 0.5), ("two", 5, -0.25), ("three", 9, 0.01)]
     ]
     pieces = highlight("(one two three)", words)
     assert "".join(piece.text for piece in pieces) == "(one two three)"
     assert [piece.level for piece in pieces if piece.text.isalpha()] == [4, -2, 0]
-    nothing = WordWeight(text="x", start=0, end=1, weight=0.0)
+    nothing = Word(text="x", start=0, end=1, weight=0.0)
     assert highlight("", []) == [] and [piece.level for piece in highlight("x", [nothing])] == [0]
 
 
@@ -233,7 +233,7 @@ def test_moves_are_counted_from_the_first_ranking():
 
 def test_a_proposal_without_a_text_has_no_rank(trained):
     predictor = Predictor.load(trained)
-    proposal = preview_label(predictor, " ", predictor.labels.texts[0])
+    proposal = predictor.preview_label(" ", predictor.labels.texts[0])
     assert proposal.rank is None and proposal.similar[0].same_text and proposal.duplicates
     assert MAX_PREVIEW_RANK >= 100
 

@@ -15,8 +15,7 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from dexter.predict import LabelChange, Predictor
-from dexter.predict.preview import MAX_PREVIEW_RANK, LabelPreview, new_label_id, preview_label
+from dexter.predict import MAX_PREVIEW_RANK, LabelChange, LabelPreview, Predictor, new_label_id
 from dexter.serving.page.ranking import (
     ListedLabel,
     RankingColumn,
@@ -249,7 +248,7 @@ async def _preview(runs: ServedRuns, run: ServedRun, form: PredictForm, asked: P
         options = PredictOptions(MAX_PREVIEW_RANK, None, asked.head, asked.neighbours, asked.dial)
         [answer] = await run.predict([text], options)
         predictor = answer.predictor
-    return await asyncio.to_thread(preview_label, predictor, text, form.label[:_MAX_LABEL_CHARACTERS])
+    return await asyncio.to_thread(predictor.preview_label, text, form.label[:_MAX_LABEL_CHARACTERS])
 
 
 async def _compare(runs: ServedRuns, view: PredictView, asked: PredictRequest) -> list[RankingColumn]:

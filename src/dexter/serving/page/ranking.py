@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from dexter.predict import Predictor
-from dexter.serving.protocol import NearText, RankedLabel, WordWeight
+from dexter.predict import Neighbour, Predictor, Word
+from dexter.serving.protocol import RankedLabel
 
 _LEVELS = 4
 """Shades of a word, from 1 to this; negative for a word that lowers the score."""
@@ -109,7 +109,7 @@ class ShownExplanation:
     pieces: Sequence[TextPiece]
     steps: Sequence[ScoreStep]
     """The parts of the score; the last step is the score itself."""
-    neighbours: Sequence[NearText]
+    neighbours: Sequence[Neighbour]
 
 
 def lay_out_explanation(label: RankedLabel, text: str) -> ShownExplanation | None:
@@ -120,7 +120,7 @@ def lay_out_explanation(label: RankedLabel, text: str) -> ShownExplanation | Non
     return ShownExplanation(pieces, score_steps(label.why.parts), label.why.neighbours)
 
 
-def highlight(text: str, words: Sequence[WordWeight]) -> list[TextPiece]:
+def highlight(text: str, words: Sequence[Word]) -> list[TextPiece]:
     """Cut a text at its words; the word with the largest weight gets the darkest shade."""
     strongest = max((abs(word.weight) for word in words), default=0.0)
     pieces, position = [], 0
