@@ -108,7 +108,14 @@ def bench_pools(arguments: argparse.Namespace) -> None:
     from scipy.sparse import csr_matrix
 
     from dexter.batches.mining import draw_hard_negatives
-    from dexter.batches.pool import all_labels, in_batch, log_inclusion_probability, sampled, with_extra_positives
+    from dexter.batches.pool import (
+        all_labels,
+        draw_positives,
+        in_batch,
+        log_inclusion_probability,
+        sampled,
+        with_extra_positives,
+    )
 
     rng = np.random.default_rng(0)
     num_queries, num_labels, batch_size = 200_000, 1_300_000, 1024
@@ -130,8 +137,8 @@ def bench_pools(arguments: argparse.Namespace) -> None:
         return with_extra_positives(pool, relevance, rows, rng=rng, num_extra=extra) if extra else pool
 
     pools: dict[str, Callable[[], Any]] = {
-        "all labels": partial(all_labels, relevance, rows, rng=rng),
-        "all labels, 1 positive": partial(all_labels, relevance, rows, rng=rng, sample_positives=1),
+        "all labels": partial(all_labels, relevance, rows),
+        "all labels, 1 positive": lambda: draw_positives(all_labels(relevance, rows), 1, rng=rng),
         "in-batch": partial(in_batch, relevance, rows, rng=rng),
         "in-batch, 1 positive": partial(in_batch, relevance, rows, rng=rng, sample_positives=1),
         "in-batch + 4,000 random": partial(in_batch, relevance, rows, rng=rng, num_random=4000, log_inclusion=log_p),

@@ -35,7 +35,7 @@ import numpy as np
 import shared_data
 from dexter.config import parse_overrides
 from dexter.data import Dataset
-from dexter.evaluation.runs import evaluate
+from dexter.evaluation import evaluate
 from dexter.training import train
 
 METRICS = ("P@1", "P@5", "R@100")

@@ -64,8 +64,10 @@ class EncoderConfig:
     """Text put before every label text (transformer)."""
     pooling: Literal["mean", "cls"] = "mean"
     """How the token vectors of a transformer become one vector."""
-    dropout: float = 0.0
-    """Dropout inside a transformer; share of query tokens left out at random in the static encoder's training."""
+    dropout: float = -1.0
+    """Transformer: probability of every dropout inside it; -1: what the pretrained model was trained with."""
+    token_dropout: float = 0.0
+    """Static: share of query tokens left out at random in training."""
     words: int = 100_000
     """Static: at most this many whole words of the training texts get a vector, besides the pretrained word pieces."""
     ngrams: int = 1
@@ -79,7 +81,9 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         _require(self.max_length_query > 0 and self.max_length_label > 0, "encoder.max_length_*", "above 0")
-        _require(0.0 <= self.dropout < 1.0, "encoder.dropout", "at least 0 and below 1")
+        own = self.dropout == -1.0
+        _require(own or 0.0 <= self.dropout < 1.0, "encoder.dropout", "-1 (the model's own), or at least 0 and below 1")
+        _require(0.0 <= self.token_dropout < 1.0, "encoder.token_dropout", "at least 0 and below 1")
         _require(self.ngrams >= 1, "encoder.ngrams", "1 or more")
         _require(self.ngram_buckets > 0, "encoder.ngram_buckets", "above 0")
 
@@ -96,10 +100,13 @@ class BatchConfig:
     """Labels of a step: every label; the positives of the batch's queries; or drawn positives and hard negatives.
     `auto`: every label up to 8,192, else the batch's positives and random labels, corrected for the sampling."""
     positives: int = 0
-    """Positives drawn per query and step (beta); 0: all of them. With pool = "all" the others are ignored, in the
-    other pools they are positives where another query brought them."""
+    """Positives that a query brings into an in-batch or sampled pool (beta), drawn by relevance; 0: all of them. The
+    others are its positives where another query brought them. How many count in the loss is `loss.positives`."""
     hard_negatives: int = 0
-    """Mined negatives per query and step (eta); the shortlist of a query has `refresh` times as many."""
+    """Mined negatives per query and step (eta), drawn from its shortlist."""
+    shortlist: int = 0
+    """Labels kept per query at each mining, to draw hard negatives from; 0: `hard_negatives` times `refresh`, so that
+    each can be drawn once before the next mining."""
     random_labels: int = 0
     """Labels drawn uniformly that join an in-batch or sampled pool."""
     cap: int = 0
@@ -118,11 +125,35 @@ class BatchConfig:
     cluster_doubling: int = 0
     """Epochs after which clusters double in size, from one query to a batch (NGAME); 0: whole batches at once."""
 
+    @property
+    def shortlist_length(self) -> int:
+        """Labels kept per query at each mining."""
+        return self.shortlist or self.hard_negatives * self.refresh
+
     def __post_init__(self) -> None:
-        for name in ("size", "positives", "hard_negatives", "random_labels", "cap", "start", "cluster_doubling"):
+        for name in (
+            "size",
+            "positives",
+            "hard_negatives",
+            "shortlist",
+            "random_labels",
+            "cap",
+            "start",
+            "cluster_doubling",
+        ):
             _require(getattr(self, name) >= 0, f"batch.{name}", "0 or more")
         _require(self.refresh >= 1, "batch.refresh", "1 or more")
         _require(not (self.hard_negatives and self.pool == "all"), "batch.hard_negatives", "0 with pool = 'all'")
+        _require(
+            not (self.positives and self.pool == "all"),
+            "batch.positives",
+            "0 with pool = 'all', which holds every label: set loss.positives to draw those that count in the loss",
+        )
+        _require(
+            not self.shortlist or self.shortlist >= self.hard_negatives > 0,
+            "batch.shortlist",
+            "0, or at least batch.hard_negatives, which must be above 0",
+        )
         _require(
             not self.correct_pool or self.pool == "in-batch", "batch.correct_pool", "false unless pool = 'in-batch'"
         )
@@ -163,8 +194,18 @@ class LossConfig:
     """Scores are dot products divided by this."""
     reduction: Literal["pal-n", "pal"] = "pal-n"
     """softmax, decoupled_softmax and psl: mean (recall) or sum (precision) over the positives of a query."""
+    positives: int = 0
+    """Positives of a query that count in a step, drawn in proportion to their relevance from those in the pool, each
+    with weight 1; 0: all, weighted by relevance."""
+    undrawn: Literal["ignore", "negative"] = "ignore"
+    """What the positives that were not drawn are in that step: left out, or negatives of their query."""
+    average: Literal["mean", "query", "sum"] = "mean"
+    """`mean`: over the queries (psl: and over the labels of its second direction; bce: over all pairs of queries and
+    labels). `query`, for bce: the sum over labels, averaged over queries. `sum`, for psl and bce: no average."""
     balance: float = 0.5
-    """psl: weight of query-to-label against label-to-query."""
+    """psl: weight of query-to-label against label-to-query in the loss of the dual encoder."""
+    classifier_balance: float = 0.5
+    """psl: the same in the loss of the classifier."""
     k: int = 5
     """soft_topk: the number of labels that the probabilities of a query sum to."""
     alpha: float = 2.0
@@ -183,6 +224,11 @@ class LossConfig:
     def __post_init__(self) -> None:
         _require(self.temperature > 0, "loss.temperature", "above 0")
         _require(0.0 <= self.balance <= 1.0, "loss.balance", "between 0 and 1")
+        _require(0.0 <= self.classifier_balance <= 1.0, "loss.classifier_balance", "between 0 and 1")
+        _require(self.positives >= 0, "loss.positives", "0 or more")
+        _require(self.undrawn == "ignore" or self.positives > 0, "loss.undrawn", "ignore unless loss.positives is set")
+        averages = {"psl": ("mean", "sum"), "bce": ("mean", "query", "sum")}.get(self.name, ("mean",))
+        _require(self.average in averages, "loss.average", f"{' or '.join(averages)} with loss {self.name}")
         _require(self.k > 0, "loss.k", "above 0")
         _require(self.memory_megabytes > 0, "loss.memory_megabytes", "above 0")
 
@@ -201,6 +247,8 @@ class TrainConfig:
     """Peak learning rate of the classifier's rows; 0: ten times a transformer's, or the static encoder's own."""
     weight_decay: float = 0.0
     """AdamW's decay of matrices; vectors and biases are never decayed."""
+    beta2: float = 0.99
+    """Decay of Adam's average of squared gradients."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises linearly; it then falls linearly to zero."""
     gradient_clip: float = 0.0
@@ -208,6 +256,11 @@ class TrainConfig:
     label_refresh: int = 1
     """All-label pools: labels that no query of the batch needs are encoded again every this many steps; 1: every step.
     Saves time with transformers; the gradient is then not exact (bench/README.md has both)."""
+    scale_with_processes: bool = False
+    """Whether batch.size and the learning rates are those of one process, to be multiplied by the number of processes
+    when the run starts. The saved settings have the products, and false here."""
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    """Number format of the encoder's matrix products; losses and optimisers compute in float32."""
     tokens_per_micro_batch: int = 0
     """Tokens encoded at once; 0: chosen for the device."""
     device: str = "auto"
@@ -224,6 +277,7 @@ class TrainConfig:
         _require(self.learning_rate >= 0, "train.learning_rate", "0 or more")
         _require(0 <= self.warmup <= 1, "train.warmup", "between 0 and 1")
         _require(self.label_refresh >= 1, "train.label_refresh", "1 or more")
+        _require(0 <= self.beta2 < 1, "train.beta2", "at least 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +354,9 @@ class Config:
         names = ", ".join(CORRECTED_LOSSES)
         what = f"false unless the loss is {names}, batches are shuffled and no labels are added to a pool"
         _require(possible, "batch.correct_pool", what)
+        # A query's own positives are always in the pool: as negatives they would be corrected for a chance of 1.
+        ignored = not self.batch.correct_pool or self.loss.undrawn == "ignore"
+        _require(ignored, "loss.undrawn", "ignore with batch.correct_pool")
 
 
 def load_config(recipe: str | Path, overrides: Mapping[str, Any] | None = None) -> Config:

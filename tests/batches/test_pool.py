@@ -6,6 +6,7 @@ from scipy.sparse import csr_matrix, random_array
 
 from dexter.batches.pool import (
     all_labels,
+    draw_positives,
     expected_label_counts,
     in_batch,
     log_inclusion_probability,
@@ -52,8 +53,8 @@ def check_pool(pool):
     assert pool.labels.dtype == np.int64
 
 
-def test_all_labels_have_every_positive(relevance, rng):
-    pool = all_labels(relevance, ROWS, rng=rng)
+def test_all_labels_have_every_positive(relevance):
+    pool = all_labels(relevance, ROWS)
     assert pool.labels is None
     assert pool.num_labels == NUM_LABELS
     assert pool.ignore is None
@@ -62,13 +63,34 @@ def test_all_labels_have_every_positive(relevance, rng):
 
 
 @pytest.mark.parametrize("count", [1, 3, 50])
-def test_all_labels_with_a_draw_ignore_the_rest(relevance, rng, count):
-    pool = all_labels(relevance, ROWS, rng=rng, sample_positives=count)
-    drawn, rest = pairs(pool.positives, None), pairs(pool.ignore, None)
-    assert drawn | rest == relevant(relevance)
+@pytest.mark.parametrize("kind", ["all", "in-batch", "sampled"])
+def test_drawn_positives_count_and_the_others_are_ignored_or_negative(relevance, rng, kind, count):
+    hard = np.tile(relevance[[3]].indices[:2], (len(ROWS), 1))
+    pool = {
+        "all": lambda: all_labels(relevance, ROWS),
+        "in-batch": lambda: in_batch(relevance, ROWS, rng=rng, num_random=20),
+        "sampled": lambda: sampled(relevance, ROWS, hard, rng=rng, max_positives=2),
+    }[kind]()
+    all_pairs = pairs(pool.positives, pool.labels)
+    chosen = draw_positives(pool, count, rng=np.random.default_rng(1))
+    drawn, rest = pairs(chosen.positives, pool.labels), pairs(chosen.ignore, pool.labels)
+    assert drawn | rest == all_pairs
     assert not drawn & rest
-    for place, row in enumerate(ROWS):
-        assert sum(pair[0] == place for pair in drawn) == min(count, relevance[[row]].nnz)
+    for place in range(len(ROWS)):
+        positives = sum(pair[0] == place for pair in all_pairs)
+        assert sum(pair[0] == place for pair in drawn) == min(count, positives)
+    negative = draw_positives(pool, count, rng=np.random.default_rng(1), undrawn="negative")
+    assert pairs(negative.positives, pool.labels) == drawn
+    assert negative.ignore is None
+    assert negative.labels is pool.labels
+
+
+def test_drawn_positives_have_weight_one_and_weight_zero_is_drawn_last(rng):
+    matrix = csr_matrix(([0.0, 3.0, 5.0], ([0, 0, 1], [0, 1, 2])), shape=(2, 4))
+    drawn = draw_positives(all_labels(matrix, np.arange(2)), 1, rng=rng)
+    assert drawn.positives.weights is None
+    assert pairs(drawn.positives, None) == {(0, 1), (1, 2)}
+    assert pairs(drawn.ignore, None) == {(0, 0)}
 
 
 def test_in_batch_pool_is_the_union_of_positives(relevance, rng):
@@ -136,7 +158,7 @@ def test_extra_positives_make_a_larger_pool(relevance, rng):
         had, has = (sum(pair[0] == place for pair in side) for side in (in_pool, in_larger))
         assert has >= min(had + 3, relevance[[row]].nnz)
     assert in_larger == {pair for pair in relevant(relevance) if pair[1] in set(larger.labels.tolist())}
-    everything = all_labels(relevance, ROWS, rng=rng)
+    everything = all_labels(relevance, ROWS)
     assert with_extra_positives(everything, relevance, ROWS, rng=rng, num_extra=3) is everything
 
 
@@ -145,7 +167,7 @@ def test_weights_of_pairs_follow_them_into_the_pool(relevance, rng):
     weighted.data = np.arange(1, weighted.nnz + 1, dtype=np.float32)
     dense = weighted.toarray()
     for pool in (
-        all_labels(weighted, ROWS, rng=rng, sample_positives=2),
+        all_labels(weighted, ROWS),
         in_batch(weighted, ROWS, rng=rng),
         sampled(weighted, ROWS, rng=rng, max_positives=2),
     ):
@@ -157,9 +179,9 @@ def test_weights_of_pairs_follow_them_into_the_pool(relevance, rng):
 def test_draws_are_in_proportion_to_weights(rng):
     weights = np.array([1.0, 2.0, 3.0, 6.0], dtype=np.float32)
     matrix = csr_matrix(np.tile(weights, (30_000, 1)))
-    first = all_labels(matrix, np.arange(30_000), rng=rng, sample_positives=1).positives.columns.numpy()
+    first = draw_positives(all_labels(matrix, np.arange(30_000)), 1, rng=rng).positives.columns.numpy()
     np.testing.assert_allclose(np.bincount(first) / 30_000, weights / 12, atol=0.015)
-    two = all_labels(matrix, np.arange(30_000), rng=rng, sample_positives=2).positives
+    two = draw_positives(all_labels(matrix, np.arange(30_000)), 2, rng=rng).positives
     # Without replacement: the chance of label 3 is 1/2 first, or second after another.
     expected = 0.5 + sum(w / 12 * 6 / (12 - w) for w in (1, 2, 3))
     assert (two.columns == 3).float().mean().item() * 2 == pytest.approx(expected, abs=0.015)
@@ -173,7 +195,7 @@ def test_empty_batches_and_batches_without_positives(rng):
         in_batch(nothing, np.arange(3), rng=rng, sample_positives=1),
     ):
         assert pool.num_labels == len(pool.positives) == 0
-    assert len(all_labels(nothing, np.arange(0), rng=rng, sample_positives=1).positives) == 0
+    assert len(draw_positives(all_labels(nothing, np.arange(0)), 1, rng=rng).positives) == 0
     assert in_batch(nothing, np.arange(3), rng=rng, num_random=99).num_labels == 6
 
 
@@ -243,14 +265,23 @@ def test_unwanted_pairs_are_ignored_in_every_pool():
     relevance = csr_matrix(np.array([[1, 1, 0, 0, 1], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0]], dtype=np.float32))
     unwanted = csr_matrix(np.array([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], dtype=np.float32))
     rows = np.array([2, 0])
-    everything = without_pairs(all_labels(relevance, rows, rng=np.random.default_rng(0)), unwanted, rows)
+    everything = without_pairs(all_labels(relevance, rows), unwanted, rows)
     assert pairs_of(everything.ignore) == [(0, 2), (1, 3)]
-    some = all_labels(relevance, rows, rng=np.random.default_rng(0), sample_positives=1)
+    some = draw_positives(all_labels(relevance, rows), 1, rng=np.random.default_rng(0))
     assert len(without_pairs(some, unwanted, rows).ignore) == len(some.ignore) + 2
     batch = in_batch(relevance, rows, rng=np.random.default_rng(0))
     assert batch.labels.tolist() == [0, 1, 3, 4]
     ignored = without_pairs(batch, unwanted, rows).ignore
     assert pairs_of(ignored) == [(1, 2)]
+
+
+def test_a_filtered_pair_is_never_the_drawn_positive():
+    relevance = csr_matrix(np.ones((1, 3), dtype=np.float32))
+    filtered = csr_matrix(np.array([[1, 0, 1]], dtype=np.float32))
+    pool = without_pairs(all_labels(relevance, np.array([0])), filtered, np.array([0]))
+    for seed in range(10):
+        drawn = draw_positives(pool, 1, rng=np.random.default_rng(seed))
+        assert pairs_of(drawn.positives) == [(0, 1)]
 
 
 def pairs_of(pairs):

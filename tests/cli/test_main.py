@@ -204,7 +204,7 @@ def test_a_published_encoder_is_imported_and_evaluated(run, data, world, tmp_pat
     assert "cls pooling, vectors of length 1, at most 128 tokens" in said
     assert run("evaluate", tmp_path / "run", data)[0] == 0
     assert run("predict", tmp_path / "run", "river stone")[0] == 0
-    assert "'max' is not one of 'cls', 'mean'" in error_line(
+    assert "--pooling 'max'" in error_line(
         run("import", tmp_path, data, "--out", tmp_path / "x", "--pooling", "max"), 2
     )
     assert "config.json" in error_line(run("import", tmp_path, data, "--out", tmp_path / "x", "--pooling", "cls"), 4)
@@ -243,12 +243,12 @@ def test_bad_lines_may_be_skipped(run, bad_folder):
         (["predict", "RUN", "text", "-k", "many"], "'-k'"),
         (["predict", "RUN", "text", "-k", "0"], "k must be 1 or more"),
         (["predict", "RUN", "text", "--format", "xml"], "expected one of text, jsonl, tsv"),
-        (["predict", "RUN", "text", "--head", "tail"], "not one of 'encoder'"),
+        (["predict", "RUN", "text", "--head", "tail"], "expected one of encoder"),
         (["predict", "RUN", "text", "--input", "q.txt"], "not both"),
         (["evaluate", "RUN", "DATA", "--propensity", "mine"], "expected one of"),
         (["evaluate", "RUN", "DATA", "-k", "0"], "0"),
         (["compare", "RUN", "--data", "DATA"], "two different runs"),
-        (["data", "check", "DATA", "--on-error", "cry"], "not one of 'fail', 'skip'"),
+        (["data", "check", "DATA", "--on-error", "cry"], "expected fail or skip"),
         (["data", "check", "DATA", "--text-column", "body"], "not to jsonl"),
         (["data", "convert", "DATA", "NEW", "--to", "xml"], "xml"),
         (["data", "convert", "DATA", "DATA"], "exists already"),
@@ -586,7 +586,7 @@ def test_an_index_is_made_used_and_refused_when_damaged(run, trained, data, tmp_
 def test_wrong_index_options_are_refused(run, trained, tmp_path):
     assert "expected one of exact, pq" in error_line(run("index", trained, "--backend", "annoy"), 2)
     assert "needs the address of a server" in error_line(run("index", trained, "--backend", "qdrant"), 2)
-    assert "'pq' is not one of 'exact'" in error_line(run("predict", trained, "x", "--index", "pq"), 2)
+    assert "--index 'pq': expected exact" in error_line(run("predict", trained, "x", "--index", "pq"), 2)
     assert not (trained / "index").exists()
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
-from dexter.data.formats import FORMATS, convert_dataset, detect, load_dataset, save_dataset
+from dexter.data.formats import FORMATS, detect, load_dataset, save_dataset
 from dexter.data.formats.reader import SplitBuilder
 from dexter.errors import DataError, UsageError
 
@@ -167,14 +167,6 @@ def test_same_data_same_bytes(tmp_path: Path) -> None:
         save_dataset(sample(), tmp_path / name)
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
-
-
-def test_convert_reads_with_options_and_writes_another_format(tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text("title,topic\nred fox,animal\n")
-    options = {"text_column": "title", "label_column": "topic"}
-    converted = convert_dataset(tmp_path / "in.csv", tmp_path / "out", to="fasttext", **options)
-    assert detect(tmp_path / "out") == "fasttext"
-    assert load_dataset(tmp_path / "out").train.texts == converted.train.texts == ("red fox",)
 
 
 def test_save_refuses_an_existing_folder(tmp_path: Path) -> None:

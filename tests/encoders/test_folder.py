@@ -56,7 +56,7 @@ def test_saved_then_loaded_is_the_same_without_arguments(settings, tmp_path):
         assert torch.equal(vectors(encoder, side), vectors(loaded, side))
     for name in ("pooling", "normalize", "max_length_query", "max_length_label", "query_prefix", "dropout"):
         assert getattr(encoder.settings, name) == getattr(loaded.settings, name)
-    assert loaded.model.embeddings.dropout.p == settings.get("dropout", 0.0)
+    assert loaded.model.embeddings.dropout.p == settings.get("dropout", 0.1)
 
 
 def test_loading_leaves_the_random_state_alone(saved):

@@ -123,7 +123,7 @@ def test_label_vectors_belong_to_labels_only():
 
 
 def test_dropout_is_for_training_queries_only():
-    encoder = build(dropout=0.5)
+    encoder = build(token_dropout=0.5)
     tokens = encoder.tokenize(["river stone violin amber cloud the of"], side="query")
     labels = encoder.tokenize(["river stone violin amber"], side="label")
     torch.manual_seed(0)

@@ -11,9 +11,7 @@ from scipy.sparse import csr_matrix
 
 from dexter.data import Split
 from dexter.errors import DataError, UsageError
-from dexter.evaluation.baselines import popularity
-from dexter.evaluation.report import compare, score_report
-from dexter.evaluation.tables import render_comparison, render_table
+from dexter.evaluation import compare, popularity, render_comparison, render_table, score_report
 from dexter.metrics import overfetch, score
 
 

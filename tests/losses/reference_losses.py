@@ -103,11 +103,17 @@ def psl(
     temperature: float = 0.05,
     balance: float = 0.5,
     reduction: str = "pal-n",
+    average: str = "mean",
     negative_offsets: Tensor | None = None,
 ) -> Tensor:
     back = Case(case.labels, case.queries, case.positives.transpose(), case.ignore and case.ignore.transpose())
     forth = softmax(case, q, y, temperature=temperature, reduction=reduction, negative_offsets=negative_offsets)
-    return balance * forth + (1 - balance) * softmax(back, y, q, temperature=temperature, reduction=reduction)
+    back_loss = softmax(back, y, q, temperature=temperature, reduction=reduction)
+    if average == "sum":
+        forth, back_loss = (
+            loss * sum(1 for row in each.kinds()[0] if row) for loss, each in ((forth, case), (back_loss, back))
+        )
+    return balance * forth + (1 - balance) * back_loss
 
 
 def bce(case: Case, q: Tensor, y: Tensor, *, temperature: float = 0.05, scale: Any = 1.0, bias: Any = 0.0) -> Tensor:

@@ -71,6 +71,11 @@ def test_reductions(name, reduction, error_log):
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
+def test_psl_sums_over_queries_and_labels(balance, error_log):
+    assert_agrees("psl", make_case(7, 53, 11, settings={"balance": balance, "average": "sum"}), log=error_log)
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
 def test_balance_of_psl(balance, error_log):
     assert_agrees("psl", make_case(7, 53, 11, settings={"balance": balance}), log=error_log)
 

@@ -147,12 +147,12 @@ def run_sharded(name: str, case: Case, bounds: list[int], **sizes) -> tuple[Tens
 
 @pytest.mark.parametrize("mode", ["tiles", "chunks", "auto"])
 @pytest.mark.parametrize("bounds", [[0, 20, 31, 53], [0, 50, 50, 53], [0, 1, 53, 53]], ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_shards_agree_with_one_process(name, bounds, mode):
+@pytest.mark.parametrize(("name", "average"), [*((name, "mean") for name in NAMES), ("psl", "sum")])
+def test_shards_agree_with_one_process(name, average, bounds, mode):
     case = make_case(
         7, 53, 11, positives=random_pairs(6, 53, 15, weighted=True), ignore=random_pairs(7, 53, 12, seed=3)
     )
-    case.settings = {"k": 3} if name == "soft_topk" else {}
+    case.settings = {"k": 3} if name == "soft_topk" else {"average": average} if name == "psl" else {}
     sizes = {} if mode == "auto" else {"row_block": 3, "label_chunk": 8}
     got = run_sharded(name, case, bounds, mode=mode, **sizes)
     assert max(relative_errors(got, tuple(tensor.double() for tensor in run(name, case)))) < 2e-6

@@ -23,7 +23,7 @@ def main():
         return take_step(self)
 
     module.Trainer.take_step = stricken
-    changes = {"train.epochs": 3, "train.checkpoint_steps": 5, "encoder.dropout": 0.1, "loss.prior": True}
+    changes = {"train.epochs": 3, "train.checkpoint_steps": 5, "encoder.token_dropout": 0.1, "loss.prior": True}
     dexter.train(
         make_world(num_train=200), recipe="dexml", out=out, overrides={**SMALL, **changes}, keep_checkpoints=True
     )

@@ -13,7 +13,7 @@ import torch
 from dexter.config import load_config
 from dexter.data import Dataset
 from dexter.errors import ModelError
-from dexter.evaluation.runs import evaluate
+from dexter.evaluation import evaluate
 from dexter.predict.predictor import Predictor
 from dexter.processes import LabelShard
 from dexter.recipes import method_names
@@ -30,7 +30,7 @@ NUM_STEPS = 30
 
 def settings(recipe, **changes):
     quick = {"batch.refresh": 1, "head.dropout": 0.0, "train.epochs": 3}
-    if recipe not in ("renee", "dexter", "dexml", "dexml-topk", "infonce", "bce"):
+    if recipe not in ("renee", "dexter", "dexml", "dexml-topk", "dexml-softmax", "infonce", "bce", "bce-scaled"):
         quick["batch.start"] = 1
     if recipe in ("supconde", "unidec", "unidec-pos-clf"):
         quick["head.projection"] = 24
@@ -97,7 +97,10 @@ def assert_equal_to_one_process(num_ranks, dataset, cases, folder):
 
 VARIANTS = [
     ("dexml", {"train.tokens_per_micro_batch": 20}),
-    ("dexml", {"batch.positives": 1, "train.gradient_clip": 0.05}),
+    ("dexml", {"loss.positives": 0, "train.gradient_clip": 0.05}),
+    ("unidec", {"loss.positives": 1, "loss.balance": 0.2, "loss.classifier_balance": 0.9}),
+    ("dexml-hnm", {"batch.shortlist": 12, "batch.hard_negatives": 3, "loss.undrawn": "negative"}),
+    ("bce", {"loss.average": "sum", "train.beta2": 0.999}),
     ("dexml", {"batch.pool": "in-batch", "batch.correct_pool": True}),
     ("dexter", {"train.gradient_clip": 0.05}),
     ("dexml", {"train.label_refresh": 3}),
@@ -144,7 +147,7 @@ def test_labels_are_dealt_out_by_text():
 
 
 def dropped(world, dataset, folder):
-    trainer = make_trainer(world, dataset, "dexml", {"encoder.dropout": 0.5}, folder)
+    trainer = make_trainer(world, dataset, "dexml", {"encoder.token_dropout": 0.5}, folder)
     return [torch.rand(5).tolist(), float(trainer.take_step().loss)]
 
 

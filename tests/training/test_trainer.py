@@ -38,14 +38,14 @@ def train(world, out, *, recipe="dexml", **changes):
     return dexter.train(world, recipe=recipe, out=out, overrides=overrides, keep_checkpoints=True)
 
 
-@pytest.mark.parametrize("recipe", ["dexter", "dexml", "dexml-topk", "infonce", "bce"])
+@pytest.mark.parametrize("recipe", ["dexter", "dexml", "dexml-topk", "dexml-softmax", "infonce", "bce-scaled"])
 def test_every_recipe_learns(world, tmp_path, recipe):
-    changes = {"train.epochs": 20 if recipe == "bce" else 6, "validation.metric": "P@1"}
+    changes = {"train.epochs": 20 if recipe == "bce-scaled" else 6, "validation.metric": "P@1"}
     if recipe == "dexml-topk":
         changes["loss.k"] = 3
     run = train(world, tmp_path / "run", recipe=recipe, **changes)
     report = dexter.evaluate(run.path, world, ks=(1, 3, 5), num_resamples=0)
-    assert report.metrics["P@1"] > (60 if recipe in ("bce", "dexml-topk") else 80)
+    assert report.metrics["P@1"] > (60 if recipe in ("bce-scaled", "dexml-topk") else 80)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {record["kind"] for record in records} == {"train", "epoch", "validation"}
 
@@ -61,12 +61,13 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(world, tmp_pa
 
 VARIANTS = {
     "plain": {},
-    "dropout": {"encoder.dropout": 0.2},
-    "sampled": {"batch.positives": 1},
+    "dropout": {"encoder.token_dropout": 0.2},
+    "all positives": {"loss.positives": 0},
+    "hard negatives": {"batch.pool": "sampled", "batch.hard_negatives": 2, "batch.shortlist": 20, "batch.refresh": 1},
     "in-batch": {"batch.pool": "in-batch"},
     "prior": {"loss.prior": True},
     "old label encodings": {"train.label_refresh": 3},
-    "micro-batches": {"train.tokens_per_micro_batch": 20, "encoder.dropout": 0.2},
+    "micro-batches": {"train.tokens_per_micro_batch": 20, "encoder.token_dropout": 0.2},
 }
 
 
@@ -187,7 +188,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
     """`kill -9` twenty times at random moments, resumed each time: the same weights as a run that nobody touched."""
     code = (
         "import sys, dexter; from tests.conftest import SMALL, make_world\n"
-        "over = {**SMALL, 'train.epochs': 200, 'train.checkpoint_steps': 25, 'encoder.dropout': 0.1}\n"
+        "over = {**SMALL, 'train.epochs': 200, 'train.checkpoint_steps': 25, 'encoder.token_dropout': 0.1}\n"
         "more = {'resume': True, 'keep_checkpoints': True}\n"
         "dexter.train(make_world(), recipe='dexml', out=sys.argv[1], overrides=over, **more)\n"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from scipy.sparse import csr_matrix
 from dexter.errors import UsageError
 from dexter.positives import Positives
 from dexter.processes import LabelShard
+
+_SMALLEST_WEIGHT = 1e-12
+"""Pairs of weight 0 are drawn last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,26 +34,19 @@ class Pool:
     positives: Positives
     """Pairs that are positive: rows are positions in the batch, columns positions in the pool."""
     ignore: Positives | None = None
-    """Relevant pairs that were not drawn: neither positive nor negative."""
+    """Pairs that are neither positive nor negative: positives that were not drawn, and filtered pairs."""
     log_inclusion: np.ndarray | None = None
     """float32, log of the probability that a label is in the pool; subtracted from the scores of negatives."""
 
 
-def all_labels(relevance: csr_matrix, rows: np.ndarray, *, rng: np.random.Generator, sample_positives: int = 0) -> Pool:
-    """Every label. With `sample_positives`, that many positives count per query and its others are ignored.
+def all_labels(relevance: csr_matrix, rows: np.ndarray) -> Pool:
+    """Every label.
 
     Args:
         relevance: queries x labels; values are weights.
         rows: the queries of the batch.
-        rng: decides the draw.
-        sample_positives: positives per query, drawn in proportion to their weights without replacement; 0: all.
     """
-    pairs = _relevant_pairs(relevance, rows)
-    num_labels = int(relevance.shape[1])
-    if not sample_positives:
-        return Pool(None, num_labels, pairs)
-    drawn = torch.from_numpy(_draw(pairs, sample_positives, rng))
-    return Pool(None, num_labels, pairs.select(drawn), pairs.select(~drawn))
+    return Pool(None, int(relevance.shape[1]), _relevant_pairs(relevance, rows))
 
 
 def in_batch(
@@ -140,6 +137,24 @@ def with_extra_positives(
     return Pool(labels, len(labels), _intersect(pairs, labels))
 
 
+def draw_positives(
+    pool: Pool, num_positives: int, *, rng: np.random.Generator, undrawn: Literal["ignore", "negative"] = "ignore"
+) -> Pool:
+    """The pool with at most `num_positives` positives of each query, drawn by weight without replacement.
+
+    Args:
+        pool: with all positives of the queries.
+        num_positives: positives per query; each has weight 1 afterwards, since the draw was by weight.
+        rng: decides the draw.
+        undrawn: whether the other positives are ignored (DEXML's decoupled softmax and soft top-k) or become negatives
+            of their query (its softmax and binary cross-entropy).
+    """
+    drawn = torch.from_numpy(_draw(pool.positives, num_positives, rng))
+    kept, others = pool.positives.select(drawn), pool.positives.select(~drawn)
+    ignore = pool.ignore if undrawn == "negative" else _joined(pool.ignore, others)
+    return replace(pool, positives=Positives(kept.rows, kept.columns), ignore=ignore)
+
+
 def without_pairs(pool: Pool, unwanted: csr_matrix, rows: np.ndarray) -> Pool:
     """The pool with more pairs to ignore: the stored entries of `unwanted` (queries x labels) of the batch's queries.
 
@@ -149,10 +164,16 @@ def without_pairs(pool: Pool, unwanted: csr_matrix, rows: np.ndarray) -> Pool:
     if not len(pairs):
         return pool
     more = pairs if pool.labels is None else _intersect(pairs, pool.labels)
-    if pool.ignore is not None:
-        both = [(more.rows, pool.ignore.rows), (more.columns, pool.ignore.columns)]
-        more = Positives(*(np.concatenate([part.numpy() for part in parts]) for parts in both))
-    return replace(pool, ignore=more)
+    keys, unwanted_keys = (each.rows * pool.num_labels + each.columns for each in (pool.positives, more))
+    wanted = pool.positives.select(~torch.isin(keys, unwanted_keys))
+    return replace(pool, positives=wanted, ignore=_joined(pool.ignore, more))
+
+
+def _joined(first: Positives | None, second: Positives) -> Positives:
+    """The pairs of both, without weights."""
+    if first is None:
+        return Positives(second.rows, second.columns)
+    return Positives(torch.cat([first.rows, second.rows]), torch.cat([first.columns, second.columns]))
 
 
 def count_relevant_pairs(pool: Pool, relevance: csr_matrix, rows: np.ndarray) -> int:
@@ -254,7 +275,7 @@ def _draw(pairs: Positives, num_draws: int, rng: np.random.Generator) -> np.ndar
     # The pairs with the smallest exponential times of rate `weight` are such a draw (Efraimidis and Spirakis).
     times = rng.exponential(size=len(rows))
     if pairs.weights is not None:
-        times /= pairs.weights.numpy()
+        times /= np.maximum(pairs.weights.numpy(), _SMALLEST_WEIGHT)
     # Times are mapped into [0, 1), so that one sort orders them within rows.
     order = np.argsort(rows + times / (1 + times) * (1 - 2.0**-20))
     starts = np.cumsum(counts) - counts

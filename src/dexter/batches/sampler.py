@@ -21,6 +21,7 @@ from dexter.batches.order import clustered, curriculum_cluster_size, shuffled, s
 from dexter.batches.pool import (
     Pool,
     all_labels,
+    draw_positives,
     expected_label_counts,
     in_batch,
     log_inclusion_probability,
@@ -28,7 +29,7 @@ from dexter.batches.pool import (
     with_extra_positives,
     without_pairs,
 )
-from dexter.config import BatchConfig
+from dexter.config import BatchConfig, LossConfig
 from dexter.data import Split
 from dexter.processes import LabelShard, Processes
 
@@ -36,7 +37,8 @@ from dexter.processes import LabelShard, Processes
 class Sampler:
     """The batches of an epoch and the label pool of a step."""
 
-    def __init__(self, split: Split, config: BatchConfig, *, seed: int) -> None:
+    def __init__(self, split: Split, config: BatchConfig, loss: LossConfig | None = None, *, seed: int) -> None:
+        self.loss = loss or LossConfig()
         self.relevance, self.filtered, self.config, self.seed = split.relevance, split.filtered, config, seed
         self.num_queries, self.num_labels = split.relevance.shape
         self._leaf_of_query: NDArray[np.int64] | None = None
@@ -98,14 +100,22 @@ class Sampler:
 
     def pool(self, rows: NDArray[np.int64], step: int) -> Pool:
         """The label pool of a step; pairs that are filtered from predictions are neither positive nor negative."""
-        pool = self._draw_pool(rows, step)
-        return pool if self.filtered is None else without_pairs(pool, self.filtered, rows)
+        return self._chosen_pairs(self._draw_pool(rows, step), rows, [self.seed, step, 2])
+
+    def _chosen_pairs(self, pool: Pool, rows: NDArray[np.int64], seed: list[int]) -> Pool:
+        """The pool without filtered pairs, and with the positives that count in the loss."""
+        if self.filtered is not None:
+            pool = without_pairs(pool, self.filtered, rows)
+        if not self.loss.positives:
+            return pool
+        random = np.random.default_rng(seed)
+        return draw_positives(pool, self.loss.positives, rng=random, undrawn=self.loss.undrawn)
 
     def _draw_pool(self, rows: NDArray[np.int64], step: int) -> Pool:
         random = np.random.default_rng([self.seed, step])
         config = self.config
         if config.pool == "all":
-            return all_labels(self.relevance, rows, rng=random, sample_positives=config.positives)
+            return all_labels(self.relevance, rows)
         if config.pool == "in-batch" and self._shortlist is None:
             return in_batch(
                 self.relevance,
@@ -132,7 +142,7 @@ class Sampler:
         random = np.random.default_rng([self.seed, step, 1])
         extra = self.config.classifier_positives
         larger = with_extra_positives(pool, self.relevance, rows, rng=random, num_extra=extra)
-        return larger if self.filtered is None else without_pairs(larger, self.filtered, rows)
+        return self._chosen_pairs(larger, rows, [self.seed, step, 3])
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
@@ -176,7 +186,7 @@ class Sampler:
             queries_ND,
             labels_LD,
             unwanted if shard is None else shard.columns(unwanted),
-            num_negatives=min(self.config.hard_negatives * self.config.refresh, self.num_labels),
+            num_negatives=min(self.config.shortlist_length, self.num_labels),
             label_ids=None if shard is None else shard.labels,
             processes=processes,
         )

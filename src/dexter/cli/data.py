@@ -56,7 +56,10 @@ def data_check(
         from dexter.evaluation.plots import save_zipf_plot
 
         save_zipf_plot(report.label_counts, plot, title=report.name)
-    echo_json(report.to_json()) if as_json else typer.echo(report.render())
+    if as_json:
+        echo_json(report.to_json())
+    else:
+        typer.echo(report.render())
 
 
 @data_app.command("convert")
@@ -75,19 +78,10 @@ def data_convert(
 
     Example: dexter data convert articles.csv data/articles --to jsonl
     """
-    from dexter.data.formats import convert_dataset
+    from dexter.data.formats import save_dataset
 
-    dataset = convert_dataset(
-        source,
-        target,
-        to=to,
-        replace=force,
-        on_error=on_error,
-        text_column=text_column,
-        label_column=label_column,
-        label_separator=label_separator,
-        text_fields=text_fields,
-    )
+    dataset = load(str(source), on_error, text_column, label_column, label_separator, text_fields)
+    save_dataset(dataset, target, format=to, replace=force)
     typer.echo(f"{target}: {_size(dataset)}")
 
 

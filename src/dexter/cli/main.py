@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -39,11 +39,19 @@ from dexter.cli.options import (
     UseIndex,
     echo_json,
     load,
+    parse_head,
+    parse_index,
+    parse_pooling,
     parse_propensity,
+    parse_runtime,
 )
 from dexter.config import DEFAULT_RECIPE
 from dexter.errors import DexterError, UsageError
 from dexter.processes import read_launch
+
+if TYPE_CHECKING:
+    from dexter.predict.predictor import Runtime
+    from dexter.types import HeadName
 
 EXIT_CODES = """Exit codes: 0 ok, 1 bug, 2 usage, 3 data, 4 model or index, 5 resources (disk, memory, permission, a
 missing package), 6 diverged, 130 or 143 interrupted (training saves its state first)."""
@@ -182,8 +190,7 @@ def import_command(
     data: Annotated[str, typer.Argument(help="The data set whose labels it ranks.")],
     out: Annotated[Path, typer.Option(help="The run folder to make.")],
     pooling: Annotated[
-        Literal["cls", "mean"] | None,
-        typer.Option(help="cls or mean; needed where the folder does not say (DEXML's: cls)."),
+        str | None, typer.Option(help="cls or mean; needed where the folder does not say (DEXML's: cls).")
     ] = None,
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; else as the folder says.")
@@ -212,7 +219,7 @@ def import_command(
         encoder,
         dataset,
         out,
-        pooling=pooling,
+        pooling=parse_pooling(pooling),
         normalize=normalize,
         max_length_query=max_length_query,
         max_length_label=max_length_label,
@@ -267,7 +274,10 @@ def plan(
         )
     else:
         raise UsageError("give a data set, or both --queries and --labels")
-    echo_json(found.to_json()) if as_json else typer.echo(found.render())
+    if as_json:
+        echo_json(found.to_json())
+    else:
+        typer.echo(found.render())
 
 
 @app.command()
@@ -312,34 +322,32 @@ def evaluate(
     if unseen is not None:
         if runtime != "torch":
             raise UsageError("--unseen trains again, and what it trains has no export: leave --runtime out")
-        from dexter.evaluation.unseen import evaluate_unseen
-
-        found = evaluate_unseen(run, dataset, share=unseen)
-        echo_json(found.to_json()) if as_json else typer.echo(found.render())
+        _evaluate_unseen(run, dataset, unseen, as_json=as_json)
         return
     if curve or plot is not None:
-        from dexter.evaluation.plots import save_dial_plot
-        from dexter.evaluation.runs import dial_curve
-        from dexter.predict.predictor import Predictor
-
-        predictor = Predictor.load(run, head=head, neighbours=neighbours, runtime=runtime)
-        dials = dial_curve(predictor, dataset, propensity=parse_propensity(propensity))
-        if plot is not None:
-            save_dial_plot(dials.points, plot)
-        echo_json(dials.to_json()) if as_json else typer.echo(dials.render())
+        _evaluate_dial(
+            run,
+            dataset,
+            parse_head(head),
+            neighbours,
+            parse_propensity(propensity),
+            plot,
+            parse_runtime(runtime),
+            as_json=as_json,
+        )
         return
     with joined() as processes:
         result = evaluate_run(
             run,
             dataset,
-            head=head,
+            head=parse_head(head),
             neighbours=neighbours,
             dial=dial,
             ks=k or None,
             propensity=parse_propensity(propensity),
             record=record,
-            index=index,
-            runtime=runtime,
+            index=parse_index(index),
+            runtime=parse_runtime(runtime),
             processes=processes,
         )
     if not read_launch().is_first:
@@ -436,11 +444,11 @@ def predict(
     queries = iter([Query("1", text)]) if text is not None else iter(()) if many else read_texts(input_path)
     predictor = Predictor.load(
         run,
-        head=head,
+        head=parse_head(head),
         neighbours=neighbours,
         dial=dial,
-        index=index,
-        runtime=runtime,
+        index=parse_index(index),
+        runtime=parse_runtime(runtime),
     )
     if precision is not None or best_f1:
         threshold = predictor.find_threshold(precision=precision)
@@ -483,7 +491,7 @@ def index_command(
     from dexter.predict.run_index import build_run_index, describe
 
     texts = None if queries is None else [query.text for query in islice(read_texts(queries), 512)]
-    predictor = Predictor.load(run, head=head, index="exact")
+    predictor = Predictor.load(run, head=parse_head(head), index="exact")
     report = build_run_index(
         predictor.model, model_folder(run), head=predictor.choice.head, backend=backend, queries=texts, url=url
     )
@@ -579,9 +587,41 @@ def serve(
         keep_edits=keep_edits,
         insecure=insecure,
         log_requests=log_requests,
-        runtime=runtime,
+        runtime=parse_runtime(runtime),
     )
     serve_runs(name_runs(runs), settings)
+
+
+def _evaluate_unseen(run: Path, dataset: Any, share: float, *, as_json: bool) -> None:
+    from dexter.evaluation.unseen import evaluate_unseen
+
+    found = evaluate_unseen(run, dataset, share=share)
+    echo_json(found.to_json()) if as_json else typer.echo(found.render())
+
+
+def _evaluate_dial(
+    run: Path,
+    dataset: Any,
+    head: HeadName | None,
+    neighbours: bool | None,
+    propensity: tuple[float, float] | None,
+    plot: Path | None,
+    runtime: Runtime,
+    *,
+    as_json: bool,
+) -> None:
+    from dexter.evaluation.plots import save_dial_plot
+    from dexter.evaluation.runs import dial_curve
+    from dexter.predict.predictor import Predictor
+
+    predictor = Predictor.load(run, head=head, neighbours=neighbours, runtime=runtime)
+    curve = dial_curve(predictor, dataset, propensity=propensity)
+    if plot is not None:
+        save_dial_plot(curve.points, plot)
+    if as_json:
+        echo_json({f"{dial:g}": metrics for dial, metrics in curve.points.items()})
+    else:
+        typer.echo(curve.render())
 
 
 def _move_common_options(arguments: list[str]) -> list[str]:

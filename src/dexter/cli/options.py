@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dexter.errors import UsageError
-from dexter.types import PROPENSITY, HeadName
 
 if TYPE_CHECKING:
     from dexter.data import Dataset
+    from dexter.predict.predictor import Runtime
+    from dexter.types import HeadName
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-OnError = Annotated[Literal["fail", "skip"], typer.Option("--on-error", help="What to do with bad lines.")]
+OnError = Annotated[str, typer.Option("--on-error", help="What to do with bad lines: fail or skip.")]
 TextColumn = Annotated[str | None, typer.Option(help="Tables: the text column, or several joined by +.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column of labels.")]
 Separator = Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")]
@@ -28,12 +29,10 @@ Propensity = Annotated[
 ]
 Deciles = Annotated[bool, typer.Option("--deciles", help="Also a table by decile of label frequency.")]
 Head = Annotated[
-    HeadName | None,
-    typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified."),
+    str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
 ]
 UseIndex = Annotated[
-    Literal["exact"] | None,
-    typer.Option("--index", help="exact: look at every label; the run's own (see dexter index --help) if left out."),
+    str | None, typer.Option("--index", help="exact: look at every label; the run's own index if left out.")
 ]
 NeighboursOption = Annotated[
     bool | None,
@@ -43,8 +42,7 @@ Dial = Annotated[
     float | None, typer.Option(help="Weight of label frequency, from 0 (rare labels up) to 1; as tuned if left out.")
 ]
 RuntimeOption = Annotated[
-    Literal["torch", "onnx"],
-    typer.Option("--runtime", help="What encodes queries: torch, or onnx after `dexter export`."),
+    str, typer.Option("--runtime", help="What encodes queries: torch, or onnx after `dexter export`.")
 ]
 
 
@@ -55,29 +53,77 @@ def echo_json(value: Any) -> None:
 
 def load(
     path: str,
-    on_error: Literal["fail", "skip"] = "fail",
+    on_error: str = "fail",
     text_column: str | None = None,
     label_column: str | None = None,
     label_separator: str | None = None,
     text_fields: str | None = None,
 ) -> Dataset:
     """Read a data set from a path or a built-in name, with the options of a verb."""
-    from dexter.data import load_dataset
+    from dexter.data.formats import load_dataset
 
+    policy: Literal["fail", "skip"]
+    if on_error == "fail":
+        policy = "fail"
+    elif on_error == "skip":
+        policy = "skip"
+    else:
+        raise UsageError(f"--on-error {on_error!r}: expected fail or skip")
     return load_dataset(
         path,
-        on_error=on_error,
+        on_error=policy,
         text_column=text_column,
         label_column=label_column,
         label_separator=label_separator,
-        text_fields=text_fields,
+        text_fields=None if text_fields is None else text_fields.split(","),
     )
 
 
 def parse_propensity(name: str | None) -> tuple[float, float] | None:
     """The constants (a, b) of a name of --propensity, or None for those of the data set."""
+    from dexter.types import PROPENSITY
+
     if name is None:
         return None
     if name not in PROPENSITY:
         raise UsageError(f"--propensity {name!r}: expected one of {', '.join(PROPENSITY)}")
     return PROPENSITY[name]
+
+
+def parse_head(name: str | None) -> HeadName | None:
+    """A name of --head."""
+    from dexter.types import HEAD_NAMES
+
+    for known in HEAD_NAMES:
+        if name == known:
+            return known
+    if name is None:
+        return None
+    raise UsageError(f"--head {name!r}: expected one of {', '.join(HEAD_NAMES)}")
+
+
+def parse_index(name: str | None) -> Literal["exact"] | None:
+    """A value of --index: "exact", or None for the run's own."""
+    if name not in (None, "exact"):
+        raise UsageError(f"--index {name!r}: expected exact, or nothing for the run's own (see dexter index --help)")
+    return "exact" if name == "exact" else None
+
+
+def parse_pooling(name: str | None) -> Literal["cls", "mean"] | None:
+    """A name of --pooling."""
+    if name == "cls":
+        return "cls"
+    if name == "mean":
+        return "mean"
+    if name is None:
+        return None
+    raise UsageError(f"--pooling {name!r}: expected cls or mean")
+
+
+def parse_runtime(name: str) -> Runtime:
+    """A name of --runtime."""
+    if name == "torch":
+        return "torch"
+    if name == "onnx":
+        return "onnx"
+    raise UsageError(f"--runtime {name!r}: expected torch or onnx (see dexter export --help)")

@@ -45,7 +45,7 @@ def build_encoder(
             max_length_label=config.max_length_label,
             query_prefix=config.query_prefix,
             label_prefix=config.label_prefix,
-            dropout=config.dropout,
+            dropout=None if config.dropout < 0 else config.dropout,
         )
     from dexter.encoders.static import StaticEncoder, StaticSettings
 
@@ -56,7 +56,7 @@ def build_encoder(
         ngrams=config.ngrams,
         ngram_buckets=config.ngram_buckets if config.ngrams > 1 else 0,
         positions=config.positions,
-        dropout=config.dropout,
+        token_dropout=config.token_dropout,
     )
     encoder = StaticEncoder.build(
         query_texts,

@@ -66,7 +66,7 @@ class StaticSettings:
     """Number of rows of the table that hashed n-grams share."""
     positions: bool = True
     hidden: int = 0
-    dropout: float = 0.0
+    token_dropout: float = 0.0
 
 
 class StaticEncoder(nn.Module):
@@ -165,8 +165,8 @@ class StaticEncoder(nn.Module):
         if self.settings.positions:
             log_weights_T = log_weights_T + self.position_weights[buckets_T]
         weights_T = log_weights_T.exp()
-        if self.training and self.settings.dropout:
-            kept_T = torch.rand_like(weights_T) >= self.settings.dropout
+        if self.training and self.settings.token_dropout:
+            kept_T = torch.rand_like(weights_T) >= self.settings.token_dropout
             weights_T = weights_T * (kept_T | (buckets_T == _LABEL_BUCKET))
         sums_ND = self._sum_bags(rows_T, offsets, weights_T)
         if not (self.settings.normalize or self.settings.hidden):

@@ -62,7 +62,7 @@ class TransformerOptions(TypedDict, total=False):
     label_prefix: str | None
     """Text put before every text of that side."""
     dropout: float | None
-    """Probability of every dropout; by default 0 on a CPU and the model's own elsewhere."""
+    """Probability of every dropout in training; by default the model's own."""
 
 
 class TransformerEncoder(nn.Module):
@@ -99,7 +99,7 @@ class TransformerEncoder(nn.Module):
         settings = read_settings(folder)
         model = load_model(folder)
         settings = _resolve(settings, hidden_size=model.config.hidden_size, options=options)
-        _set_dropout(model, settings.dropout, device=torch.device(device))
+        _set_dropout(model, settings.dropout)
         return cls(model, load_tokenizer(folder), settings).to(device)
 
     @classmethod
@@ -139,7 +139,7 @@ class TransformerEncoder(nn.Module):
             torch.manual_seed(seed)
             model = library.BertModel(config, add_pooling_layer=False).eval()
             settings = _resolve(TransformerSettings(), hidden_size=hidden_size, options=options)
-        _set_dropout(model, settings.dropout, device=torch.device("cpu"))
+        _set_dropout(model, settings.dropout)
         return cls(model, tokenizer, settings)
 
     def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
@@ -277,11 +277,11 @@ def _check_fit(model: Any, tokenizer: Any, settings: TransformerSettings) -> Non
         )
 
 
-def _set_dropout(model: nn.Module, dropout: float | None, *, device: torch.device) -> None:
-    """Set every dropout of a model; the saved config.json keeps the model's own values."""
-    if dropout is None and device.type != "cpu":
+def _set_dropout(model: nn.Module, dropout: float | None) -> None:
+    """Set every dropout of a model, unless it is None; the saved config.json keeps the model's own values."""
+    if dropout is None:
         return
-    probability = float(dropout or 0.0)
+    probability = float(dropout)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = probability

@@ -102,10 +102,6 @@ class DialCurve:
             lines.append(f"{dial:4g}{mark}" + "".join(f"{metrics[name]:8.2f}" for name in columns))
         return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Mapping[str, float]]:
-        """Return the metrics by value of the dial, as plain values."""
-        return {f"{dial:g}": metrics for dial, metrics in self.points.items()}
-
 
 def evaluate(
     run: str | Path | Predictor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ def psl(
     temperature: float = 0.05,
     balance: float = 0.5,
     reduction: Reduction = "pal-n",
+    average: Literal["mean", "sum"] = "mean",
     ignore: Positives | None = None,
     negative_offsets: Tensor | None = None,
     streaming: Streaming | None = None,
@@ -48,6 +50,7 @@ def psl(
         temperature: Divides the products; UniDEC's scale of 18 is 1/18 here.
         balance: Weight of the direction from queries to labels, in [0, 1].
         reduction: `pal-n` divides by the number of positives of each query and label; `pal` does not.
+        average: `sum` takes the sums over queries and over labels, as in UniDEC's equations, instead of the means.
         ignore: Pairs that are neither positive nor in either sum.
         negative_offsets: One number per label, added to its score where it is not a positive, only from queries to
             labels: the other direction sums over queries, which are not a sample of labels.
@@ -62,6 +65,8 @@ def psl(
         raise UsageError(
             f"balance must lie in [0, 1], got {balance}: 1 is queries to labels only, 0 labels to queries only"
         )
+    if average not in ("mean", "sum"):
+        raise UsageError(f'average must be "mean" or "sum", got {average!r}')
     settings = streaming or Streaming()
 
     def solve(queries: Tensor, labels: Tensor, gradients: Gradients) -> Tensor:
@@ -77,10 +82,14 @@ def psl(
                 ignore=ignore,
                 offsets_L=negative_offsets,
             )
+            if average == "sum":
+                forth.averaged_over = 1
             total += solve_softmax(forth, reduction=reduction, factor=balance)
         if balance < 1.0:
             # Only labels with a positive query take part: few of a large pool, so this direction costs little.
             back = _labels_to_queries(queries, labels, positives, gradients, temperature, settings, ignore)
+            if average == "sum":
+                back.averaged_over = 1
             total += settings.processes.sum(solve_softmax(back, reduction=reduction, factor=1.0 - balance))
         return total
 

@@ -149,7 +149,14 @@ def plan(
     `clock` returns seconds: give `time.process_time` where other work disturbs the machine.
     """
     dataset = data if isinstance(data, Dataset) else load_dataset(data)
-    config = _resolve(recipe, overrides, len(dataset.train), dataset.num_labels, gpu_memory)
+    config = _resolve(
+        recipe,
+        overrides,
+        num_queries=len(dataset.train),
+        num_labels=dataset.num_labels,
+        world_size=world_size,
+        gpu_memory=gpu_memory,
+    )
     sizes = sizes_from_data(dataset, config)
     duration = time_run(dataset, config, sizes, clock=clock) if world_size == 1 and gpu_memory is None else None
     return _assemble(config, sizes, duration=duration, world_size=world_size, gpu_memory=gpu_memory)
@@ -168,7 +175,14 @@ def plan_counts(
     gpu_memory: float | None = None,
 ) -> Plan:
     """Predict memory, disk, operations and bytes between processes from counts; no data is read, nothing is timed."""
-    config = _resolve(recipe, overrides, num_queries, num_labels, gpu_memory)
+    config = _resolve(
+        recipe,
+        overrides,
+        num_queries=num_queries,
+        num_labels=num_labels,
+        world_size=world_size,
+        gpu_memory=gpu_memory,
+    )
     rows = WORD_PIECES + config.encoder.words + (num_labels if config.encoder.label_vectors else 0)
     sizes = sizes_from_counts(
         config,
@@ -190,7 +204,7 @@ def describe_needs(
     world_size: int = 1,
 ) -> str:
     """Say in one line what a run needs: peak memory, its largest part and the setting that shrinks it, and disk."""
-    config = resolve_presets(load_config(recipe, overrides or {}), dataset)
+    config = resolve_presets(load_config(recipe, overrides or {}), dataset, num_processes=world_size)
     sizes = sizes_from_data(dataset, config)
     memory = estimate_memory(sizes, config, world_size=world_size, separate=config.train.device != "cpu")
     largest = memory.largest
@@ -205,8 +219,6 @@ def describe_needs(
 def _assemble(
     config: Config, sizes: Sizes, *, duration: Duration | None, world_size: int, gpu_memory: float | None
 ) -> Plan:
-    if world_size < 1:
-        raise UsageError(f"--world-size {world_size}: expected 1 or more")
     separate = gpu_memory is not None or config.train.device != "cpu"
     limit = None if gpu_memory is None else gpu_memory * _GIB
     if not separate:
@@ -247,7 +259,13 @@ def _resize(sizes: Sizes, config: Config, changed: Config) -> Sizes:
 
 
 def _resolve(
-    recipe: str | Path, overrides: Mapping[str, Any] | None, num_queries: int, num_labels: int, gpu_memory: float | None
+    recipe: str | Path,
+    overrides: Mapping[str, Any] | None,
+    *,
+    num_queries: int,
+    num_labels: int,
+    world_size: int,
+    gpu_memory: float | None,
 ) -> Config:
     """The settings with every open value decided, for the device that is planned for."""
     chosen = dict(overrides or {})
@@ -255,7 +273,10 @@ def _resolve(
         if gpu_memory <= 0:
             raise UsageError(f"--gpu-memory {gpu_memory}: expected GiB above 0")
         chosen.setdefault("train.device", "cuda")
-    return resolve_counts(load_config(recipe, chosen), num_queries=num_queries, num_labels=num_labels)
+    if world_size < 1:
+        raise UsageError(f"--world-size {world_size}: expected 1 or more")
+    config = load_config(recipe, chosen)
+    return resolve_counts(config, num_queries=num_queries, num_labels=num_labels, num_processes=world_size)
 
 
 _SHRINKABLE = (

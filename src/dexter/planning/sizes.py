@@ -151,7 +151,7 @@ def needs_refresh(config: Config) -> bool:
 
 def shortlist_length(sizes: Sizes, config: Config) -> int:
     """Hard negatives kept per query between two refreshes."""
-    return min(config.batch.hard_negatives * config.batch.refresh, sizes.num_labels)
+    return min(config.batch.shortlist_length, sizes.num_labels)
 
 
 def num_heads(config: Config) -> int:

@@ -82,29 +82,30 @@ class Objective(nn.Module):
             labels_M = _tensor(pool.labels, queries_BD)
             vectors_MD = self.dual.labels(labels_MD, labels_M)
             vectors_BD = self.processes.joined_rows(self.dual.queries(queries_BD), num_queries)
-            total = total + self.encoder_weight * self._loss(vectors_BD, vectors_MD, pool)
+            total = total + self.encoder_weight * self._loss(vectors_BD, vectors_MD, pool, self.config.balance)
         if self.classifier is not None and self.encoder_weight < 1.0:
             pool = classifier_pool or pool
             rows_MD = self.classifier.labels(_tensor(pool.labels, queries_BD))
             vectors_BC = self.processes.joined_rows(self.classifier.queries(queries_BD), num_queries)
-            loss = self._loss(vectors_BC, rows_MD, pool)
+            loss = self._loss(vectors_BC, rows_MD, pool, self.config.classifier_balance)
             total = total + (1.0 - self.encoder_weight) * loss
         return total
 
-    def _loss(self, queries_BD: Tensor, labels_MD: Tensor, pool: Pool) -> Tensor:
+    def _loss(self, queries_BD: Tensor, labels_MD: Tensor, pool: Pool, balance: float) -> Tensor:
         loss: Callable[..., Tensor] = getattr(losses, self.config.name)
-        # A mean over all labels makes gradients smaller than Adam's epsilon; a sum over labels does not.
-        scale = pool.num_labels if self.config.name == "bce" else 1
-        return scale * loss(
+        # `bce` is the mean over all pairs.
+        divisors = {"query": pool.num_labels, "sum": pool.num_labels * len(queries_BD)}
+        factor = divisors.get(self.config.average, 1) if self.config.name == "bce" else 1
+        return factor * loss(
             queries_BD,
             labels_MD,
             pool.positives.to(queries_BD.device),
             ignore=None if pool.ignore is None else pool.ignore.to(queries_BD.device),
             streaming=self.streaming,
-            **self._settings(pool, queries_BD),
+            **self._settings(pool, queries_BD, balance),
         )
 
-    def _settings(self, pool: Pool, like: Tensor) -> dict[str, Any]:
+    def _settings(self, pool: Pool, like: Tensor, balance: float) -> dict[str, Any]:
         """The keyword arguments of the chosen loss besides those that all losses have."""
         config = self.config
         if config.name == "triplet":
@@ -113,7 +114,7 @@ class Objective(nn.Module):
         if config.name in ("softmax", "psl", "decoupled_softmax"):
             settings["reduction"] = config.reduction
         if config.name == "psl":
-            settings["balance"] = config.balance
+            settings |= {"balance": balance, "average": config.average}
         if config.name == "soft_topk":
             settings |= {"k": config.k, "alpha": config.alpha}
         if config.name == "bce" and config.learn_scale:

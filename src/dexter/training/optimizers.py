@@ -21,7 +21,7 @@ from dexter.training.rows import RowOptimizer
 
 MAX_SPARSE_SHARE = 0.4
 """Row-sparse updates are faster while a step touches less than this share of the static encoder's table."""
-_BETAS = (0.9, 0.99)
+_BETA1 = 0.9
 _PRIOR_RATE = 0.02
 """Peak learning rate of the per-label bias and of the scale and bias of bce."""
 _WEIGHTS_RATE_FACTOR = 10.0
@@ -47,7 +47,14 @@ class Optimizers:
     """The optimisers of a run, stepped together under one schedule."""
 
     def __init__(
-        self, parts: Sequence[Part], *, num_steps: int, warmup: float, seed: int = 0, processes: Processes | None = None
+        self,
+        parts: Sequence[Part],
+        *,
+        num_steps: int,
+        warmup: float,
+        beta2: float = 0.99,
+        seed: int = 0,
+        processes: Processes | None = None,
     ) -> None:
         self.parts = parts
         self._processes = processes or SingleProcess()
@@ -63,9 +70,9 @@ class Optimizers:
         ]
         self._optimizers: list[torch.optim.Optimizer] = []
         if dense:
-            self._optimizers.append(torch.optim.AdamW(dense, betas=_BETAS, fused=True))
+            self._optimizers.append(torch.optim.AdamW(dense, betas=(_BETA1, beta2), fused=True))
         if sparse:
-            self._optimizers.append(RowOptimizer(sparse, lr=0.0, betas=_BETAS, seed=seed))
+            self._optimizers.append(RowOptimizer(sparse, lr=0.0, betas=(_BETA1, beta2), seed=seed))
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
 
     def step(self, step: int, *, gradient_clip: float = 0.0) -> None:
@@ -168,7 +175,9 @@ def build_optimizers(
         *_objective_parts(config, objective),
     ]
     used = [part for part in parts if part.parameters]
-    return Optimizers(used, num_steps=num_steps, warmup=train.warmup, seed=config.seed, processes=processes)
+    return Optimizers(
+        used, num_steps=num_steps, warmup=train.warmup, beta2=train.beta2, seed=config.seed, processes=processes
+    )
 
 
 def _objective_parts(config: Config, objective: nn.Module) -> list[Part]:
@@ -180,7 +189,12 @@ def _objective_parts(config: Config, objective: nn.Module) -> list[Part]:
     priors = [(name, value) for name, value in named if ".prior." in name]
     apart = {name for name, _ in tables + projections + priors}
     return [
-        Part(name="heads", parameters=projections, learning_rate=train.head_learning_rate),
+        Part(
+            name="heads",
+            parameters=projections,
+            learning_rate=train.head_learning_rate,
+            weight_decay=train.weight_decay,
+        ),
         Part(
             name="classifier",
             parameters=tables,

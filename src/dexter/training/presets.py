@@ -17,34 +17,51 @@ _STATIC_TOKENS = 1_000_000
 _CUT_OFF = 5
 _FEW_LABELS = 8_192
 _RANDOM_LABELS = 3_072
+SCALED_SETTINGS = (
+    "batch.size",
+    "train.learning_rate",
+    "train.head_learning_rate",
+    "train.classifier_learning_rate",
+    "train.scale_with_processes",
+)
+"""Settings that `train.scale_with_processes` changes when a run starts."""
 _TRANSFORMER_TOKENS = {"cpu": 1_024, "cuda": 16_384, "mps": 4_096}
 
 
-def resolve_presets(config: Config, dataset: Dataset) -> Config:
+def resolve_presets(config: Config, dataset: Dataset, *, num_processes: int = 1) -> Config:
     """Choose every open value from the data and this machine; raise a UsageError where they do not fit the settings."""
     if config.train.device != "auto":
         check_device(config.train.device)
-    return resolve_counts(config, num_queries=len(dataset.train), num_labels=dataset.num_labels)
+    if config.train.precision != "float32":
+        raise UsageError(f"train.precision {config.train.precision} cannot be trained with yet: set float32")
+    return resolve_counts(
+        config, num_queries=len(dataset.train), num_labels=dataset.num_labels, num_processes=num_processes
+    )
 
 
-def resolve_counts(config: Config, *, num_queries: int, num_labels: int) -> Config:
-    """Choose every open value given only the size of the data; the device need not exist on this machine."""
+def resolve_counts(config: Config, *, num_queries: int, num_labels: int, num_processes: int = 1) -> Config:
+    """Choose every open value given only the size of the data; the device need not exist on this machine.
+
+    With `train.scale_with_processes`, batch size and learning rates are multiplied by the number of processes.
+    """
     metric = _metric(config.validation, num_labels)
     device = _device(config.train.device)
     static = config.encoder.kind == "static"
     batch_size = config.batch.size or _batch_size(num_queries, static=static)
     rate = config.train.learning_rate or _learning_rate(batch_size, static=static)
+    times = num_processes if config.train.scale_with_processes else 1
     tokens = _STATIC_TOKENS if static else _TRANSFORMER_TOKENS.get(device.split(":")[0], 4_096)
     return replace(
         config,
         validation=replace(config.validation, metric=metric),
-        batch=replace(_with_pool(config, num_labels), size=batch_size),
+        batch=replace(_with_pool(config, num_labels), size=times * batch_size),
         train=replace(
             config.train,
             device=device,
-            learning_rate=rate,
-            head_learning_rate=config.train.head_learning_rate or 2 * rate,
-            classifier_learning_rate=config.train.classifier_learning_rate or (rate if static else 10 * rate),
+            scale_with_processes=False,
+            learning_rate=times * rate,
+            head_learning_rate=times * (config.train.head_learning_rate or 2 * rate),
+            classifier_learning_rate=times * (config.train.classifier_learning_rate or (rate if static else 10 * rate)),
             tokens_per_micro_batch=config.train.tokens_per_micro_batch or tokens,
             threads=config.train.threads or len(os.sched_getaffinity(0)),
         ),
@@ -78,7 +95,7 @@ def _with_pool(config: Config, num_labels: int) -> BatchConfig:
         return batch
     if num_labels <= _FEW_LABELS:
         return replace(batch, pool="all")
-    corrected = config.loss.name in CORRECTED_LOSSES and not batch.hard_negatives
+    corrected = config.loss.name in CORRECTED_LOSSES and config.loss.undrawn == "ignore" and not batch.hard_negatives
     return replace(batch, pool="in-batch", random_labels=batch.random_labels or _RANDOM_LABELS, correct_pool=corrected)
 
 

@@ -25,7 +25,7 @@ from dexter.config import MAX_VALIDATION_QUERIES, Config, config_to_toml, load_c
 from dexter.data import Dataset, Split
 from dexter.errors import ModelError, UsageError
 from dexter.files import remove_leftovers, write_json, write_text
-from dexter.training.presets import check_device, resolve_presets
+from dexter.training.presets import SCALED_SETTINGS, check_device, resolve_presets
 
 _CONFIG, _DATA, _END, _LAUNCH = "config.toml", "data.sha256", "run.json", "launch"
 
@@ -45,11 +45,19 @@ class Run:
 
 
 def open_run(
-    folder: Path, dataset: Dataset, recipe: str | Path, overrides: Mapping[str, Any], *, resume: bool, launch: str = ""
+    folder: Path,
+    dataset: Dataset,
+    recipe: str | Path,
+    overrides: Mapping[str, Any],
+    *,
+    resume: bool,
+    launch: str = "",
+    num_processes: int = 1,
 ) -> Config:
     """Make a new run folder, or read the settings of the one to resume.
 
-    `launch` names the launcher that started this process, if there is one (see `was_started_by`).
+    `launch` names the launcher that started this process, if there is one (see `was_started_by`). A resumed run keeps
+    the batch size and learning rates that were scaled by the number of processes when it started.
     """
     path = folder / _CONFIG
     if resume and path.exists():
@@ -57,13 +65,15 @@ def open_run(
         saved = load_config(path)
         check_data(folder, dataset)
         check_device(saved.train.device)
-        changed = {key: value for key, value in overrides.items() if _setting(saved, key) != value}
+        changed = {key for key, value in overrides.items() if _setting(saved, key) != value}
+        if changed and load_config(recipe, overrides).train.scale_with_processes:
+            changed -= set(SCALED_SETTINGS)
         if changed:
-            raise UsageError(f"a resumed run keeps its settings; {', '.join(changed)} differ from {path}")
+            raise UsageError(f"a resumed run keeps its settings; {', '.join(sorted(changed))} differ from {path}")
         return saved
     if folder.exists() and any(folder.iterdir()) and not resume:
         raise UsageError(f"{folder} is not empty: choose another --out, or continue that run with --resume")
-    config = resolve_presets(load_config(recipe, overrides), dataset)
+    config = resolve_presets(load_config(recipe, overrides), dataset, num_processes=num_processes)
     write_text(folder / _DATA, _identity(dataset) + "\n")
     if launch:
         write_text(folder / _LAUNCH, launch + "\n")

@@ -94,7 +94,15 @@ def train(
         launch = processes.launch
         if processes.is_first:
             resume = resume or (launch.restarts > 0 and was_started_by(folder, launch.name))
-            open_run(folder, dataset, recipe, overrides or {}, resume=resume, launch=launch.name)
+            open_run(
+                folder,
+                dataset,
+                recipe,
+                overrides or {},
+                resume=resume,
+                launch=launch.name,
+                num_processes=processes.size,
+            )
         resume = bool(processes.agree(resume)[0])
         if resume and is_finished(folder):
             log.info("%s is finished already", folder)
@@ -135,7 +143,7 @@ class Trainer:
         self.label_tokens = self.encoder.tokenize(held_texts, side="label", progress=processes.is_first)
         counts = np.bincount(self.train_split.relevance.indices, minlength=dataset.num_labels)
         self.labels = Labels(dataset.label_ids, dataset.label_texts, counts)
-        self.sampler = Sampler(self.train_split, config.batch, seed=config.seed)
+        self.sampler = Sampler(self.train_split, config.batch, config.loss, seed=config.seed)
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.num_steps = config.train.epochs * self.steps_per_epoch
         self.objective = build_objective(

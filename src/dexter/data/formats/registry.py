@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from dexter.data.dataset import Dataset
 from dexter.data.formats import annif, fasttext, jsonl, tables, xmc
@@ -154,17 +153,14 @@ def load_dataset(
         text_column: for tables, the text column, or several joined by "+" ("title+body"); guessed when not given.
         label_column: for tables, the column of labels; guessed when not given.
         label_separator: for tables, what separates the labels of a cell; guessed when not given.
-        text_fields: for xmc-json, "title" or "title,content", or a tuple of these names: the same files hold a data
-            set of titles and one of full texts. When not given, a folder's name that holds "Titles" says title,
-            others mean both.
+        text_fields: for xmc-json, `("title",)` or `("title", "content")`: the same files hold a data set of titles and
+            one of full texts. When not given, a folder's name that holds "Titles" says title, others mean both.
     """
     table = TableOptions(text_column=text_column, label_column=label_column, label_separator=label_separator)
     if on_error not in ("fail", "skip"):
         raise UsageError(f'on_error must be "fail" or "skip", got {on_error!r}')
     if label_separator == "":
         raise UsageError("label_separator must not be empty: leave it out to have it guessed")
-    if isinstance(text_fields, str):
-        text_fields = text_fields.split(",")
     fields = None if text_fields is None else check_text_fields(text_fields)
     path = Path(path_or_name)
     if not path.exists():
@@ -228,15 +224,6 @@ def save_dataset(
         log.info(f"{format} does not keep {chosen.loses}")
     if writer.num_changed:
         log.info(f"{writer.num_changed:,} texts had line breaks, tabs or NULs that {format} cannot hold: now spaces")
-
-
-def convert_dataset(
-    source: str | Path, target: str | Path, *, to: str = "jsonl", replace: bool = False, **options: Any
-) -> Dataset:
-    """Read a data set with the options of `load_dataset`, write it in another format, and return it."""
-    dataset = load_dataset(source, **options)
-    save_dataset(dataset, target, format=to, replace=replace)
-    return dataset
 
 
 def _format_named(name: str) -> Format:
