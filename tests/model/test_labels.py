@@ -4,12 +4,11 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 from dexter import Predictor
 from dexter.errors import UsageError
 from dexter.model.labels import Labels
-from dexter.model.similar import _nearest, normal_text
+from dexter.model.similar import normal_text
 from tests.cli.test_main import error_line, quiet_after, run  # noqa: F401 - fixtures
 
 NAMES = [("t1", "Linear algebra"), ("t2", "Algebra"), ("alg-3", "numbers"), ("t4", "ALGEBRAIC geometry"), ("t5", "x")]
@@ -53,15 +52,6 @@ def test_texts_that_are_the_same(one, other):
 
 def test_texts_of_punctuation_only_differ():
     assert normal_text("+++") != normal_text("---")
-
-
-def test_nearest_equals_sorting_all_cosines():
-    vectors_ND, labels_LD = torch.randn(300, 7), torch.randn(1001, 7)
-    cosines = torch.nn.functional.cosine_similarity(vectors_ND[:, None], labels_LD[None], dim=2)
-    expected = cosines.sort(dim=1, descending=True)
-    found, rows = _nearest(vectors_ND, labels_LD, 5)
-    assert torch.equal(rows, expected.indices[:, :5])
-    torch.testing.assert_close(found, expected.values[:, :5])
 
 
 def test_similar_labels_of_a_labels_own_text(trained, world):

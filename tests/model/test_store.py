@@ -200,8 +200,8 @@ def test_rows_that_vanished_or_were_swapped_are_noticed(run):
         "DELETE FROM labels WHERE id = '1-1'",
         "UPDATE labels SET text = 'other' WHERE id = '1-0'",
         "UPDATE labels SET position = position + 7",
-        "UPDATE head SET version = 2",
-        "DELETE FROM head",
+        "UPDATE state SET version = 2",
+        "DELETE FROM state",
         "DROP TABLE labels",
     ):
         (run / "model" / "labels.sqlite").unlink(missing_ok=True)

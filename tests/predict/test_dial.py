@@ -16,7 +16,10 @@ def test_the_dial_weighs_the_learned_prior(trained, world, dial):
     predictor = Predictor.load(trained, dial=dial, neighbours=False)
     model = predictor.model
     queries = model.search_vectors(model.encode_queries(world.test.texts[:7]))
-    expected = queries @ model.label_vectors(prior_weight=dial).T
+    labels = model.label_vectors().clone()
+    for name, elements in model.score_slices().items():
+        labels[:, elements] *= dial if name.endswith("prior") else 1.0
+    expected = queries @ labels.T
     found = predictor.top(world.test.texts[:7], len(world.label_ids))
     scores = torch.empty_like(expected)
     scores.scatter_(1, torch.from_numpy(found.ids), torch.from_numpy(found.scores))

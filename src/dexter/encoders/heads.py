@@ -63,12 +63,9 @@ class DualHead(nn.Module):
             return vectors_BD
         return torch.cat([vectors_BD, vectors_BD.new_full((len(vectors_BD), 1), prior_weight)], dim=1)
 
-    def labels(self, representations_MD: Tensor, labels_M: Tensor | None = None, *, weight: float = 1.0) -> Tensor:
-        """Return vectors of the labels `labels_M` (default: all labels, in order).
-
-        `weight` scales the prior: 1 as trained, 0 for no prior.
-        """
-        return _with_prior(self.vectors(representations_MD), self.prior, labels_M, weight * self.temperature)
+    def labels(self, representations_MD: Tensor, labels_M: Tensor | None = None) -> Tensor:
+        """Return vectors of the labels `labels_M` (default: all labels, in order)."""
+        return _with_prior(self.vectors(representations_MD), self.prior, labels_M, self.temperature)
 
     def for_labels(self, bias_L: Tensor | None) -> DualHead:
         """Return this head for other labels, given their biases; the projection is shared."""
@@ -126,10 +123,10 @@ class ClassifierHead(nn.Module):
         """Return the rows of labels, for training."""
         return _with_prior(self.table.rows(labels_M), self.prior, labels_M, self.temperature)
 
-    def search_labels(self, rows_LC: Tensor, *, weight: float = 1.0) -> Tensor:
+    def search_labels(self, rows_LC: Tensor) -> Tensor:
         """Return the vectors of all labels for search, from rows in which those of unseen labels are filled in."""
         rows_LC = functional.normalize(rows_LC, dim=-1) if self.normalized_search else rows_LC
-        return _with_prior(rows_LC, self.prior, None, weight * self.temperature)
+        return _with_prior(rows_LC, self.prior, None, self.temperature)
 
 
 def _linear(input_size: int, output_size: int) -> nn.Linear:

@@ -6,7 +6,6 @@ this process, a restart and the edits of other processes all go through `apply_c
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
@@ -22,8 +21,6 @@ from dexter.model.labels import Labels
 from dexter.model.model import Model
 from dexter.model.similar import Duplicate, find_duplicates
 from dexter.model.store import ChangedLabel, LabelStore
-
-log = logging.getLogger("dexter")
 
 
 class LabelRefused(UsageError):
@@ -54,12 +51,7 @@ class LabelChange:
     """Whether new labels may have the ids of removed labels."""
 
     def check(self, labels: Labels, retired: Collection[str]) -> None:
-        """Raise `LabelRefused` unless the change fits the labels.
-
-        Args:
-            labels: the present labels.
-            retired: ids of removed labels.
-        """
+        """Raise `LabelRefused` unless the change fits the present labels; `retired` are the ids of removed ones."""
         self._check_strings()
         ids, removed = set(labels.ids), set(self.remove)
         _check_known(self.remove, ids, retired)

@@ -110,10 +110,8 @@ class Model:
             vectors_ND = torch.cat(parts, dim=1)
             return _with_element(vectors_ND, weight) if self._needs_frequency(dial) else vectors_ND
 
-    def label_vectors(
-        self, *, head: HeadName | None = None, prior_weight: float = 1.0, dial: float | None = None
-    ) -> Tensor:
-        """Return the label vectors to search among; `prior_weight` scales the learned label priors.
+    def label_vectors(self, *, head: HeadName | None = None, dial: float | None = None) -> Tensor:
+        """Return the label vectors to search among.
 
         For a model without a learned prior, `dial` must be that of `search_vectors`; otherwise it has no effect.
         """
@@ -122,10 +120,9 @@ class Model:
             return _with_element(self.label_vectors(head=head), prior_L.to(self.representations_LD.device))
         head = self._resolve_head(head)
         with torch.inference_mode():
-            dual_LD = self.head.labels(self.representations_LD, weight=prior_weight)
-            parts = [dual_LD] if head != "classifier" else []
+            parts = [self.head.labels(self.representations_LD)] if head != "classifier" else []
             if head != "encoder" and self.classifier is not None:
-                parts.append(self.classifier.search_labels(self._classifier_rows(), weight=prior_weight))
+                parts.append(self.classifier.search_labels(self._classifier_rows()))
             return torch.cat(parts, dim=1)
 
     def score_slices(self, *, head: HeadName | None = None, dial: float | None = None) -> dict[str, slice]:
@@ -159,13 +156,9 @@ class Model:
     def append_labels(
         self, ids: Sequence[str], texts: Sequence[str], *, representations_ND: Tensor, priors_NP: Tensor
     ) -> Model:
-        """Return a model with more labels at the end.
+        """Return a model with more labels at the end, given the encoder's output for their texts and their priors.
 
-        Args:
-            ids: of the new labels.
-            texts: of the new labels.
-            representations_ND: the encoder's output for the texts.
-            priors_NP: their priors in each head that has priors, the dual encoder's first.
+        The columns of `priors_NP` are the heads that have priors, the dual encoder's first.
         """
         device = self.representations_LD.device
         priors = priors_NP.to(device).unbind(1)
@@ -203,12 +196,7 @@ class Model:
         return replace(self, labels=labels, representations_LD=changed_LD)
 
     def save(self, folder: Path, *, records: Mapping[str, object] | None = None) -> None:
-        """Publish the model as a folder, atomically; an older one in its place is replaced.
-
-        Args:
-            folder: the model folder to write.
-            records: JSON values to publish with the model, by file name.
-        """
+        """Publish the model as a folder, atomically, in place of an older one; `records` are JSON files by name."""
         from safetensors.torch import save_file
 
         with atomic_folder(folder, replace=True) as temporary:
@@ -277,12 +265,8 @@ class Model:
     ) -> Model:
         """Return the model with other labels, sharing the encoder and the projections of the heads.
 
-        Args:
-            labels: the labels.
-            representations_LD: the encoder's output for their texts.
-            biases: their priors in each head that has priors, as `prior_biases` returns them.
-            table: their classifier rows.
-            training_queries: the training queries with columns for these labels.
+        `biases` are the labels' priors as `prior_biases` returns them, `table` has their classifier rows, and
+        `training_queries` columns for them.
         """
         left = iter(biases)
         dual = self.head.for_labels(None if self.head.prior is None else next(left))

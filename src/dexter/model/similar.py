@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dexter.errors import UsageError
+from dexter.index import search
 
 if TYPE_CHECKING:
     from dexter.model.labels import Labels
@@ -28,7 +28,6 @@ DUPLICATE_SIMILARITY = 0.95
 _REPORTED_DUPLICATES = 3
 _MOST_PAIRS = 10**9
 """Largest number of pairs of changed and other labels whose embeddings are compared (about 20 s); texts always are."""
-_BLOCK_TEXTS, _BLOCK_LABELS = 256, 65_536
 _NOT_WORDS = re.compile(r"[\W_]+")
 
 
@@ -66,7 +65,7 @@ def normal_text(text: str) -> str:
 def find_similar(model: Model, texts: Sequence[str], k: int) -> list[list[SimilarLabel]]:
     """Return the k labels most similar to each text, which is encoded as a label's text."""
     embeddings_ND = model.label_embeddings(model.encode_labels(texts))
-    return similar_labels(texts, embeddings_ND, model.labels, model.label_embeddings(), k)
+    return _similar_labels(texts, embeddings_ND, model.labels, model.label_embeddings(), k)
 
 
 def find_duplicates(model: Model, changed: Sequence[tuple[str, str]]) -> list[Duplicate]:
@@ -81,7 +80,7 @@ def find_duplicates(model: Model, changed: Sequence[tuple[str, str]]) -> list[Du
     # One more than is reported, because a label is the nearest to itself.
     k = _REPORTED_DUPLICATES + 1
     own_ND = embeddings_LD[model.labels.rows(ids)]
-    found = similar_labels(texts, own_ND, model.labels, embeddings_LD, k, by_embedding=by_embedding)
+    found = _similar_labels(texts, own_ND, model.labels, embeddings_LD, k, by_embedding=by_embedding)
     duplicates = []
     for label_id, text, near in zip(ids, texts, found, strict=True):
         resembles = [
@@ -94,7 +93,7 @@ def find_duplicates(model: Model, changed: Sequence[tuple[str, str]]) -> list[Du
     return duplicates
 
 
-def similar_labels(
+def _similar_labels(
     texts: Sequence[str],
     embeddings_ND: Tensor,
     labels: Labels,
@@ -105,21 +104,20 @@ def similar_labels(
 ) -> list[list[SimilarLabel]]:
     """Return k labels for each text: first those of equal text, then those of the highest cosine.
 
-    Args:
-        texts: the texts to compare.
-        embeddings_ND: their embeddings as label texts.
-        labels: the labels to search.
-        label_embeddings_LD: the labels' embeddings, without priors.
-        k: labels per text.
-        by_embedding: whether to compare embeddings, or texts only.
+    Both embeddings are without priors. Unless `by_embedding`, only labels of equal text are found.
     """
     if k < 1:
         raise UsageError(f"k must be 1 or more, got {k}")
-    cosines_NK, rows_NK = _nearest(embeddings_ND, label_embeddings_LD, k if by_embedding else 0)
+    nearest: list[dict[int, float]] = [{} for _ in texts]
+    if by_embedding:
+        directions_ND, directions_LD = (
+            functional.normalize(vectors, dim=1) for vectors in (embeddings_ND, label_embeddings_LD)
+        )
+        top = search(directions_ND, directions_LD, min(k, len(directions_LD)))
+        nearest = [dict(zip(*row, strict=True)) for row in zip(top.ids.tolist(), top.scores.tolist(), strict=True)]
     same = _rows_by_text(texts, labels)
     found = []
-    for text, vector_D, cosines, rows in zip(texts, embeddings_ND, cosines_NK.tolist(), rows_NK.tolist(), strict=True):
-        near = dict(zip(rows, cosines, strict=True))
+    for text, vector_D, near in zip(texts, embeddings_ND, nearest, strict=True):
         twins = same[normal_text(text)][:k]
         missing = [row for row in twins if row not in near]
         if missing:
@@ -129,25 +127,6 @@ def similar_labels(
         order = sorted(near, key=lambda row: (row not in twins, -near[row], row))[:k]
         found.append([SimilarLabel(labels.ids[row], labels.texts[row], near[row], row in twins) for row in order])
     return found
-
-
-def _nearest(vectors_ND: Tensor, label_vectors_LD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and rows of the k nearest labels, in blocks that bound the memory."""
-    parts = [_nearest_of_block(block_BD, label_vectors_LD, k) for block_BD in torch.split(vectors_ND, _BLOCK_TEXTS)]
-    return torch.cat([cosines for cosines, _ in parts]), torch.cat([rows for _, rows in parts])
-
-
-def _nearest_of_block(vectors_BD: Tensor, label_vectors_LD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    queries_BD = functional.normalize(vectors_BD, dim=1)
-    best_BK = queries_BD.new_empty(len(queries_BD), 0)
-    rows_BK = torch.empty(len(queries_BD), 0, dtype=torch.int64, device=queries_BD.device)
-    for start in range(0, len(label_vectors_LD) if k else 0, _BLOCK_LABELS):
-        block_LD = functional.normalize(label_vectors_LD[start : start + _BLOCK_LABELS], dim=1)
-        cosines, rows = (queries_BD @ block_LD.T).topk(min(k, len(block_LD)), dim=1)
-        best_BK, rows_BK = torch.cat([best_BK, cosines], dim=1), torch.cat([rows_BK, rows + start], dim=1)
-        best_BK, order = best_BK.topk(min(k, best_BK.shape[1]), dim=1)
-        rows_BK = rows_BK.gather(1, order)
-    return best_BK, rows_BK
 
 
 def _rows_by_text(texts: Sequence[str], labels: Labels) -> dict[str, list[int]]:

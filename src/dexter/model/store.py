@@ -3,7 +3,7 @@
 `model/labels.sqlite` appears with the first change and stands outside the model's manifest; the published files never
 change. It holds the labels that differ from the published ones as they are now, not the history of changes:
 
-  head     one row: format version, fingerprint of the model, version of the labels, number of rows, SHA-256
+  state    one row: format version, fingerprint of the model, version of the labels, number of rows, SHA-256
   labels   one row for each added, renamed or removed label, with the encoder's output for a new text, and a SHA-256
 
 SQLite provides the transaction (a process killed at any moment leaves the labels before or after a change) and the
@@ -40,13 +40,13 @@ _READ_SECONDS, _WRITE_SECONDS = 10.0, 0.5
 """How long to wait for a transaction of another process that is being committed, and for another writer to finish."""
 _REMEDY = "restore it from a copy, or remove it to return to the labels as published"
 _TABLES = """
-CREATE TABLE head (format_version INTEGER, model TEXT, version INTEGER, num_rows INTEGER, sha256 BLOB);
+CREATE TABLE state (format_version INTEGER, model TEXT, version INTEGER, num_rows INTEGER, sha256 BLOB);
 CREATE TABLE labels (
     position INTEGER PRIMARY KEY, id TEXT UNIQUE, text TEXT, added_in INTEGER, changed_in INTEGER,
     priors BLOB, representation BLOB, sha256 BLOB
 );
 """
-_HEAD = "SELECT format_version, model, version, num_rows, sha256 FROM head"
+_STATE = "SELECT format_version, model, version, num_rows, sha256 FROM state"
 _LABELS = "SELECT position, id, text, added_in, changed_in, priors, representation, sha256 FROM labels"
 
 
@@ -83,7 +83,7 @@ class LabelStore:
         if not self.path.exists():
             return 0
         with self._connect(self.path, wait=_READ_SECONDS) as connection:
-            return self._read_head(connection)[0]
+            return self._read_state(connection)[0]
 
     def read(self, *, since: int = 0) -> tuple[int, list[ChangedLabel]]:
         """Return the version on disk and the labels that changed after version `since`, added ones in order.
@@ -95,7 +95,7 @@ class LabelStore:
             return 0, []
         with self._connect(self.path, wait=_READ_SECONDS) as connection:
             connection.execute("BEGIN")
-            version, num_rows = self._read_head(connection)
+            version, num_rows = self._read_state(connection)
             if since == 0:
                 self._check_file(connection)
             rows = connection.execute(f"{_LABELS} WHERE changed_in > ? ORDER BY position", [since])
@@ -186,12 +186,12 @@ class LabelStore:
         if finding != "ok":
             raise self._damaged(finding.splitlines()[-1])
 
-    def _read_head(self, connection: sqlite3.Connection) -> tuple[int, int]:
+    def _read_state(self, connection: sqlite3.Connection) -> tuple[int, int]:
         """Return the version of the labels and the number of rows."""
-        heads = connection.execute(_HEAD).fetchall()
-        if len(heads) != 1 or _checksum(*heads[0][:-1]) != heads[0][-1]:
-            raise self._damaged("its head differs from its checksum")
-        format_version, model, version, num_rows, _ = heads[0]
+        states = connection.execute(_STATE).fetchall()
+        if len(states) != 1 or _checksum(*states[0][:-1]) != states[0][-1]:
+            raise self._damaged("its state differs from its checksum")
+        format_version, model, version, num_rows, _ = states[0]
         if (format_version, model) != (FORMAT_VERSION, self._fingerprint):
             raise ModelError(
                 f"{self.path}: labels in format {format_version} of model {model}, expected {FORMAT_VERSION} of "
@@ -226,9 +226,9 @@ class LabelWriter:
             (self._to_row(version, label, positions) for label in changed),
         )
         [num_rows] = self._connection.execute("SELECT count(*) FROM labels").fetchone()
-        head = (FORMAT_VERSION, self._store._fingerprint, version, num_rows)
-        self._connection.execute("DELETE FROM head")
-        self._connection.execute("INSERT INTO head VALUES (?, ?, ?, ?, ?)", (*head, _checksum(*head)))
+        state = (FORMAT_VERSION, self._store._fingerprint, version, num_rows)
+        self._connection.execute("DELETE FROM state")
+        self._connection.execute("INSERT INTO state VALUES (?, ?, ?, ?, ?)", (*state, _checksum(*state)))
         self.has_written = True
 
     def _to_row(self, version: int, label: ChangedLabel, positions: Iterator[int]) -> tuple[Any, ...]:
