@@ -10,6 +10,7 @@ from dexter.planning.memory import (
     MIB,
     MemoryEstimate,
     Term,
+    activations_per_token,
     checkpoint_bytes,
     estimate_disk,
     estimate_memory,
@@ -179,6 +180,36 @@ def test_activations_follow_the_micro_batch():
     )
     name = ("activations", "step")
     assert by_name(estimate_memory(sizes, halved))[name] * 2 == by_name(estimate_memory(sizes, config))[name]
+
+
+def test_half_precision_shrinks_activations():
+    name = ("activations", "step")
+
+    def activations(**changes):
+        settings = {"encoder.kind": "transformer", "encoder.pretrained": "distilbert-base-uncased", **changes}
+        shape = shape_from_config(load_config("dexml", settings).encoder)
+        return by_name(estimate_memory(*make("dexml", settings, encoder=shape)))
+
+    whole, half = (activations(**{"train.precision": precision}) for precision in ("float32", "float16"))
+    assert half[name] == pytest.approx(0.73 * whole[name], rel=0.01)
+    assert half["half-precision weights", "step"] * 2 == whole["encoder weights", "always"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens"),
+    [
+        (100_000, 100 * 20 + 500 * 10),  # both sides in one micro-batch each: their graphs are kept
+        (1_999, 1_999),  # both in several
+        (3_000, 3_000),  # the queries in one: its graph is gone before the labels are encoded again
+    ],
+)
+def test_activations_are_those_of_the_texts_encoded_with_a_graph_at_once(budget, tokens):
+    settings = {"encoder.kind": "transformer", "batch.size": 100, "validation.fraction": 0.0}
+    settings["train.tokens_per_micro_batch"] = budget
+    shape = shape_from_config(load_config("dexml", settings).encoder)
+    sizes, config = make("dexml", settings, num_queries=1_000, num_labels=500, encoder=shape, tokens_per_label=10)
+    per_token = 4 * activations_per_token(sizes, config)
+    assert by_name(estimate_memory(sizes, config))["activations", "step"] == tokens * per_token
 
 
 def test_sizes_are_a_plain_record():

@@ -188,3 +188,26 @@ def test_memory_is_within_a_quarter_of_a_real_run(tmp_path):
     measured = 1024 * int(ended.stderr.split()[-1])
     predicted = dexter.plan(tmp_path / "data", overrides=SMALL).peak_memory
     assert predicted == pytest.approx(measured, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_queries", "num_labels", "labels_per_query", "devices", "gib"),
+    [
+        ("dexml-eurlex-4k", 15_449, 3_956, 5.3, 1, 80),
+        ("dexml-lf-amazontitles-1.3m", 2_248_619, 1_305_265, 22.2, 16, 80),
+        ("unidec-lf-amazontitles-1.3m", 2_248_619, 1_305_265, 22.2, 1, 48),
+        ("unidec-lf-wikiseealso-320k", 693_082, 312_330, 2.11, 1, 48),
+    ],
+)
+def test_the_papers_runs_fit_the_papers_hardware(recipe, num_queries, num_labels, labels_per_query, devices, gib):
+    found = plan_counts(
+        num_queries=num_queries,
+        num_labels=num_labels,
+        tokens_per_text=128,
+        tokens_per_label=14,
+        labels_per_query=labels_per_query,
+        recipe=recipe,
+        world_size=devices,
+        gpu_memory=gib,
+    )
+    assert found.fits

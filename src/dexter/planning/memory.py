@@ -61,6 +61,9 @@ _ASSEMBLED_COPIES = 1.25
 """Further copies where labels share texts and their rows are gathered."""
 _ACTIVATIONS_PER_LAYER = 14
 """Arrays of hidden size that a transformer layer keeps for its backward pass, beside two of its inner width."""
+_HALF_ACTIVATIONS = 0.73
+"""Bytes of these in half precision, relative to float32: the inputs of normalisations and sums stay float32 (counted
+from the tensors that autograd saves of a DistilBERT layer under autocast)."""
 _SECOND_TOKENIZER = 40 * MIB
 """Added by the tokenizer of a model that is loaded."""
 _NEIGHBOURS = 200
@@ -216,9 +219,10 @@ def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
         sides, setting = 2 if texts else 1, "encoder.words, encoder.dimension"
         yield step("token table's gradient", sides, encoder.table_rows, width, FLOAT, setting=setting)
     if encoder.kind == "transformer":
-        tokens = min(config.train.tokens_per_micro_batch, max(1, sizes.query_tokens))
-        numbers = encoder.layers * (2 * encoder.intermediate + _ACTIVATIONS_PER_LAYER * encoder.hidden)
+        tokens, numbers = _tokens_with_graph(sizes, config, world_size), activations_per_token(sizes, config)
         yield step("activations", tokens, numbers, FLOAT, setting="train.tokens_per_micro_batch")
+        if is_half_precision(config):
+            yield step("half-precision weights", encoder.weights, 2)
     if config.head.classifier:
         scored = score_width(sizes, config)
         yield step("classifier rows of the step", 4, labels, scored, FLOAT, setting="head.projection")
@@ -313,6 +317,34 @@ def tile_bytes(config: Config, queries: int, labels: int) -> int:
 def search_bytes(queries: int, labels: int) -> int:
     """Bytes of the scores of an exact search that exist at a time."""
     return FLOAT * min(queries, search.ROWS) * min(labels, search.COLUMNS)
+
+
+def _tokens_with_graph(sizes: Sizes, config: Config, world_size: int) -> int:
+    """Most tokens whose activations exist at once.
+
+    Gradient caching keeps the graph of queries, or labels, that fit in one micro-batch through the step; others are
+    encoded again one micro-batch at a time. The backward pass of the queries comes first.
+    """
+    budget = config.train.tokens_per_micro_batch
+    queries = math.ceil(batch_size(sizes, config) * sizes.tokens_per_query / world_size)
+    labels = math.ceil(texts_per_step(sizes, config) * sizes.tokens_per_label / world_size)
+    if labels <= budget:
+        return min(budget, queries) + labels
+    return min(budget, max(queries, labels))
+
+
+def activations_per_token(sizes: Sizes, config: Config) -> int:
+    """Numbers that a transformer keeps of a token for its backward pass, in units of 4 bytes."""
+    encoder = sizes.encoder
+    layer = 2 * encoder.intermediate + _ACTIVATIONS_PER_LAYER * encoder.hidden
+    if is_half_precision(config):
+        layer = round(_HALF_ACTIVATIONS * layer)
+    return encoder.layers * layer
+
+
+def is_half_precision(config: Config) -> bool:
+    """Whether the transformer computes in half precision; weights and what leaves it stay float32."""
+    return config.encoder.kind == "transformer" and config.train.precision in ("bfloat16", "float16")
 
 
 KEPT_CHECKPOINTS = 2

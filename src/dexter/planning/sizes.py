@@ -42,6 +42,12 @@ _DISTINCT_IN_CLUSTERS = 0.4
 _TRANSFORMERS: dict[str, dict[str, int]] = {
     "minilm": {"layers": 6, "hidden": 384, "intermediate": 1536, "vocabulary": WORD_PIECES},
     "distilbert-base-uncased": {"layers": 6, "hidden": 768, "intermediate": 3072, "vocabulary": WORD_PIECES},
+    "sentence-transformers/msmarco-distilbert-base-v4": {
+        "layers": 6,
+        "hidden": 768,
+        "intermediate": 3072,
+        "vocabulary": WORD_PIECES,
+    },
     "bert-base-uncased": {"layers": 12, "hidden": 768, "intermediate": 3072, "vocabulary": WORD_PIECES},
     "roberta-base": {"layers": 12, "hidden": 768, "intermediate": 3072, "vocabulary": 50_265},
 }
