@@ -128,6 +128,20 @@ def test_predictions_of_a_file_keep_ids_and_order(run, trained, tmp_path):
     assert [(line["uid"], len(line["labels"])) for line in lines] == [("b", 2), ("a", 2)]
 
 
+def test_filters_of_predictions(run, trained, tmp_path):
+    def found(*options):
+        code, shown, said = run("--quiet", "predict", trained, "river stone", "-k", 37, "--format", "jsonl", *options)
+        assert (code, said) == (0, "")
+        return [label["id"] for label in json.loads(shown)["labels"]]
+
+    assert sorted(found("--only", "L1", "--only", "L2")) == ["L1", "L2"]
+    (tmp_path / "ids.txt").write_text("L3\nL4\n", encoding="utf-8")
+    assert {"L1", "L3", "L4"}.isdisjoint(found("--exclude", "L1", "--exclude", f"@{tmp_path / 'ids.txt'}"))
+    assert sorted(found("--band", "torso") + found("--band", "frequent") + found("--band", "tail")) == sorted(found())
+    assert "no label has the id 'nobody'" in error_line(run("predict", trained, "river", "--only", "nobody"), 2)
+    assert "expected frequent" in error_line(run("predict", trained, "river", "--band", "head"), 2)
+
+
 def test_thresholds_dial_and_neighbours_of_predictions(run, trained):
     sure = run("predict", trained, "river stone", "--threshold", 0.01, "--format", "jsonl")
     labels = json.loads(sure[1])["labels"]

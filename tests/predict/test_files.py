@@ -9,11 +9,13 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
 from dexter.errors import DataError, UsageError
 from dexter.predict.files import Query, is_pattern, predict_files, predict_texts, read_texts, write_lines
+from dexter.predict.filters import LabelFilter
 from dexter.predict.predictor import Prediction, Predictor
 from dexter.processes import Launch
 
@@ -21,7 +23,7 @@ from dexter.processes import Launch
 class Echo:
     """Predicts a text's own words, so that what comes out shows what went in."""
 
-    def predict_stream(self, texts, k, *, threshold=None):
+    def predict_stream(self, texts, k, *, threshold=None, ids=(), exclude=(), only=None, bands=()):
         for text in texts:
             yield [Prediction(f"id-{word}", word, 1.0 / place) for place, word in enumerate(text.split()[:k], start=1)]
 
@@ -29,7 +31,7 @@ class Echo:
 def read(tmp_path, content, name="q.txt"):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return list(read_texts(path))
+    return [(query.uid, query.text) for query in read_texts(path)]
 
 
 def test_lines_are_texts_and_their_numbers_ids(tmp_path):
@@ -73,7 +75,7 @@ def test_bad_lines_are_named(tmp_path, content, name, line, says):
 
 def test_a_label_whose_id_is_its_text_is_printed_once():
     class Same:
-        def predict_stream(self, texts, k, *, threshold=None):
+        def predict_stream(self, texts, k, *, threshold=None, ids=(), exclude=(), only=None, bands=()):
             return ([Prediction("river", "river", 0.5), Prediction("L2", "river stone", 0.25)] for _ in texts)
 
     [block] = predict_texts(Same(), [Query("1", "old river")])
@@ -219,3 +221,37 @@ def test_a_file_with_magic_in_its_name_is_a_file(tmp_path):
     (tmp_path / "part[1].jsonl").write_text("")
     assert not is_pattern(str(tmp_path / "part[1].jsonl"))
     assert is_pattern(str(tmp_path / "part[2].jsonl"))
+
+
+def test_tables_have_ids_and_other_csv_files_have_a_text_per_line(tmp_path):
+    table = tmp_path / "queries.csv"
+    table.write_text('uid,title,body\na1,"One, two",three\n,"Fo\nur",\n', encoding="utf-8")
+    assert list(read_texts(table)) == [Query("a1", "One, two three", has_id=True), Query("3", "Fo\nur")]
+    (tmp_path / "queries.tsv").write_text("id\ttext\n7\tseven\n", encoding="utf-8")
+    assert list(read_texts(tmp_path / "queries.tsv")) == [Query("7", "seven", has_id=True)]
+    table.write_text('he said "no, never\nthe end\n', encoding="utf-8")
+    assert [query.text for query in read_texts(table)] == ['he said "no, never', "the end"]
+    table.write_text("uid,text\n1,2,3\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"queries\.csv:2: got 3 cells"):
+        list(read_texts(table))
+
+
+def test_own_labels_are_left_out_where_the_input_has_an_id(trained, world):
+    predictor = Predictor.load(trained)
+    facts = predictor.model.facts | {"own_labels": {"setting": "auto", "by_id": True}}
+    predictor = Predictor(replace(predictor.model, facts=facts), predictor.choice)
+    text = world.label_texts[4]
+    lines = predict_texts(predictor, [Query("L4", text, has_id=True), Query("L4", text)], k=37, form="jsonl")
+    with_id, without = ([label["id"] for label in json.loads(line)["labels"]] for line in lines)
+    assert "L4" not in with_id and "L4" in without
+
+
+def test_predictions_with_other_filters_go_to_another_folder(trained, tmp_path):
+    predictor = Predictor.load(trained)
+    (tmp_path / "part-1.txt").write_text("river\n", encoding="utf-8")
+    out, pattern = tmp_path / "out", str(tmp_path / "part-*.txt")
+    predict_files(predictor, pattern, out, labels=LabelFilter(only=("L1",)))
+    assert [label["id"] for label in json.loads((out / "part-1.jsonl").read_text())["labels"]] == ["L1"]
+    assert predict_files(predictor, pattern, out, labels=LabelFilter(only=("L1",))) == []
+    with pytest.raises(UsageError, match="choose another"):
+        predict_files(predictor, pattern, out, labels=LabelFilter(only=("L2",)))

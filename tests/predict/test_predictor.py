@@ -93,9 +93,9 @@ def test_a_stream_keeps_order_and_reads_no_further_than_a_block(predictor, world
 
 
 def test_long_texts_make_small_blocks():
-    sizes = [len(block) for block in _blocks(iter(["x" * 2**23] * 5))]
+    sizes = [len(block) for block in _blocks(iter([("x" * 2**23, None)] * 5))]
     assert sizes == [2, 2, 1]
-    assert [len(block) for block in _blocks(["x"] * (_BLOCK_TEXTS + 1))] == [_BLOCK_TEXTS, 1]
+    assert [len(block) for block in _blocks([("x", "uid")] * (_BLOCK_TEXTS + 1))] == [_BLOCK_TEXTS, 1]
 
 
 def new_pair(world):

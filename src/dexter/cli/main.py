@@ -23,13 +23,16 @@ from dexter import __version__
 from dexter.cli.data import data_app
 from dexter.cli.labels import labels_app
 from dexter.cli.options import (
+    Band,
     Deciles,
     Dial,
+    Exclude,
     Head,
     Json,
     LabelColumn,
     NeighboursOption,
     OnError,
+    Only,
     Propensity,
     RuntimeOption,
     Separator,
@@ -39,6 +42,7 @@ from dexter.cli.options import (
     UseIndex,
     echo_json,
     load,
+    parse_filter,
     parse_head,
     parse_index,
     parse_pooling,
@@ -392,7 +396,7 @@ def predict(
     text: Annotated[str | None, typer.Argument(help="A text; leave out to read --input or stdin.")] = None,
     input_path: Annotated[
         Path | None,
-        typer.Option("--input", help="A file of texts: lines, or JSONL with text and uid; .gz too; 'part-*' for many."),
+        typer.Option("--input", help="Texts: lines, JSONL or CSV with text and uid; .gz too; 'part-*' for many."),
     ] = None,
     output_path: Annotated[
         Path | None, typer.Option("--output", help="Where to write; stdout if left out; for many files a folder.")
@@ -409,6 +413,9 @@ def predict(
     best_f1: Annotated[
         bool, typer.Option("--best-f1", help="Only labels above the threshold that had the best F1 on validation.")
     ] = False,
+    exclude: Exclude = None,
+    only: Only = None,
+    band: Band = None,
     head: Head = None,
     index: UseIndex = None,
     neighbours: NeighboursOption = None,
@@ -426,6 +433,8 @@ def predict(
     Example: dexter predict runs/pydocs "inverse of a matrix" -k 3
 
     Example: dexter predict runs/pydocs --input queries.jsonl --output predictions.jsonl
+
+    Example: dexter predict runs/pydocs "inverse of a matrix" --band tail --exclude numpy.linalg.inv
 
     Example: torchrun --nproc-per-node 4 -m dexter predict runs/pydocs --input 'part-*.jsonl' --output predictions/
     """
@@ -452,13 +461,22 @@ def predict(
     )
     if precision is not None or best_f1:
         threshold = predictor.find_threshold(precision=precision)
+    filters = parse_filter(exclude, only, band)
+    filters.allowed_rows(predictor.labels)  # refuses unknown ids before anything is written
     if many and output_path is not None:
         predict_files(
-            predictor, str(input_path), output_path, k=k, threshold=threshold, form=form or "jsonl", launch=launch
+            predictor,
+            str(input_path),
+            output_path,
+            k=k,
+            threshold=threshold,
+            form=form or "jsonl",
+            labels=filters,
+            launch=launch,
         )
         return
     form = form or form_of(output_path)
-    lines = predict_texts(predictor, queries, k=k, threshold=threshold, form=form, explain=explain)
+    lines = predict_texts(predictor, queries, k=k, threshold=threshold, form=form, explain=explain, labels=filters)
     write_lines(lines, output_path)
 
 

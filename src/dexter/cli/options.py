@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -11,6 +12,7 @@ from dexter.errors import UsageError
 
 if TYPE_CHECKING:
     from dexter.data import Dataset
+    from dexter.predict.filters import LabelFilter
     from dexter.predict.predictor import Runtime
     from dexter.types import HeadName
 
@@ -41,9 +43,37 @@ NeighboursOption = Annotated[
 Dial = Annotated[
     float | None, typer.Option(help="Weight of label frequency, from 0 (rare labels up) to 1; as tuned if left out.")
 ]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", help="Id of a label to leave out; repeat, or @FILE of ids."),
+]
+Only = Annotated[list[str] | None, typer.Option("--only", help="Id of a label that may be returned; repeat, or @FILE.")]
+Band = Annotated[
+    list[str] | None,
+    typer.Option("--band", help="Only labels of this frequency: frequent, torso, tail or unseen; repeat for several."),
+]
 RuntimeOption = Annotated[
     str, typer.Option("--runtime", help="What encodes queries: torch, or onnx after `dexter export`.")
 ]
+
+
+def parse_filter(exclude: list[str] | None, only: list[str] | None, bands: list[str] | None) -> LabelFilter:
+    """Return the labels that may be returned; a value @FILE stands for the ids in a file."""
+    from dexter.predict.filters import LabelFilter
+
+    return LabelFilter.of(_read_ids(exclude), None if not only else _read_ids(only), bands)
+
+
+def _read_ids(values: list[str] | None) -> list[str]:
+    """Return the ids; one that begins with @ is a file of ids, one per line, where there is such a file."""
+    ids: list[str] = []
+    for value in values or []:
+        path = Path(value[1:])
+        if value.startswith("@") and path.is_file():
+            ids += [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        else:
+            ids.append(value)
+    return ids
 
 
 def echo_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -95,8 +95,7 @@ class OwnLabels:
         return OwnLabelFinder(label_ids, label_texts, by_id=self.by_id, by_text=self.by_text)
 
     def _filter(self, dataset: Dataset, split: Split) -> Split:
-        finder = self.finder(dataset.label_ids, dataset.label_texts)
-        own = _pair_matrix(list(finder.pairs(split.uids, split.texts)), split)
+        own = self.finder(dataset.label_ids, dataset.label_texts).matrix(split.uids, split.texts)
         if not own.nnz:
             return split
         filtered = own if split.filtered is None else csr_matrix(own + split.filtered)
@@ -115,6 +114,7 @@ class OwnLabelFinder:
     """
 
     def __init__(self, label_ids: Sequence[str], label_texts: Sequence[str], *, by_id: bool, by_text: bool) -> None:
+        self._num_labels = len(label_ids)
         self._by_id = {label_id: row for row, label_id in enumerate(label_ids)} if by_id else {}
         self._by_text: dict[str, list[int]] = defaultdict(list)
         for row, text in enumerate(label_texts if by_text else ()):
@@ -133,11 +133,13 @@ class OwnLabelFinder:
                 found.update(self._by_text.get(_normalize(words), ()))
         return found
 
-    def pairs(self, uids: Sequence[str | None], texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Yield the position of a query and the row of each of its own labels."""
-        for position, (uid, text) in enumerate(zip(uids, texts, strict=True)):
-            for row in sorted(self.find(uid, text)):
-                yield position, row
+    def matrix(self, uids: Sequence[str | None], texts: Sequence[str]) -> csr_matrix:
+        """Return the own labels of queries as a matrix of ones, queries x labels."""
+        columns = [sorted(self.find(uid, text)) for uid, text in zip(uids, texts, strict=True)]
+        starts = np.r_[0, np.cumsum([len(found) for found in columns], dtype=np.int64)]
+        indices = np.array([row for found in columns for row in found], dtype=np.int64)
+        ones = np.ones(len(indices), dtype=np.float32)
+        return csr_matrix((ones, indices, starts), shape=(len(columns), self._num_labels))
 
 
 def find_own_labels(dataset: Dataset, setting: OwnLabelsSetting) -> OwnLabels:
@@ -149,19 +151,15 @@ def find_own_labels(dataset: Dataset, setting: OwnLabelsSetting) -> OwnLabels:
     often those of rows. `exclude` leaves out every label that has a query's id or text; `keep` leaves out none.
     """
     train = dataset.train
-    by_id, by_text = (
-        list(
-            OwnLabelFinder(dataset.label_ids, dataset.label_texts, by_id=use_id, by_text=not use_id).pairs(
-                train.uids, train.texts
-            )
-        )
-        for use_id in (True, False)
-    )
-    by_chance = _agree_by_chance(dataset, by_id)
     seen = {
-        "by_id": _pair_matrix([] if by_chance and setting != "exclude" else by_id, train),
-        "by_text": _pair_matrix(by_text, train),
+        name: OwnLabelFinder(
+            dataset.label_ids, dataset.label_texts, by_id=name == "by_id", by_text=name == "by_text"
+        ).matrix(train.uids, train.texts)
+        for name in ("by_id", "by_text")
     }
+    num_by_chance = _count_chance(dataset, seen["by_id"])
+    if num_by_chance and setting != "exclude":
+        seen["by_id"] = csr_matrix(seen["by_id"].shape, dtype=np.float32)
     chosen = {
         name: setting == "exclude" or (setting == "auto" and _are_never_relevant(pairs, train))
         for name, pairs in seen.items()
@@ -174,17 +172,12 @@ def find_own_labels(dataset: Dataset, setting: OwnLabelsSetting) -> OwnLabels:
         num_queries=len(train),
         num_with_own=_count_queries(own),
         num_positive=_count_relevant(own, train),
-        num_by_chance=len(by_id) if by_chance else 0,
+        num_by_chance=num_by_chance,
     )
 
 
 def _normalize(words: Sequence[str]) -> str:
     return " ".join(words).casefold()
-
-
-def _pair_matrix(pairs: Sequence[tuple[int, int]], split: Split) -> csr_matrix:
-    rows, columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    return csr_matrix((np.ones(len(pairs), dtype=np.float32), (rows, columns)), shape=split.relevance.shape)
 
 
 def _are_never_relevant(pairs: csr_matrix, split: Split) -> bool:
@@ -201,15 +194,17 @@ def _count_relevant(pairs: csr_matrix, split: Split) -> int:
     return int(pairs.multiply(split.relevance).nnz)
 
 
-def _agree_by_chance(dataset: Dataset, pairs: Sequence[tuple[int, int]]) -> bool:
-    """Whether most of the pairs with equal ids have numbers as ids, and most of these have texts that differ."""
-    numbered = [pair for pair in pairs if _NUMBERED.fullmatch(dataset.label_ids[pair[1]])]
-    if 2 * len(numbered) <= len(pairs):
-        return False
-    num_agreeing = sum(
-        _begins_with(dataset.train.texts[query], dataset.label_texts[label]) for query, label in numbered
-    )
-    return num_agreeing < MIN_AGREEMENT * len(numbered)
+def _count_chance(dataset: Dataset, pairs: csr_matrix) -> int:
+    """Return how many pairs have equal ids if most of these are numbers and most of their texts differ, else 0."""
+    queries, labels = (numbers.tolist() for numbers in pairs.nonzero())
+    texts, label_texts = dataset.train.texts, dataset.label_texts
+    agreeing = [
+        _begins_with(texts[query], label_texts[label])
+        for query, label in zip(queries, labels, strict=True)
+        if _NUMBERED.fullmatch(dataset.label_ids[label])
+    ]
+    is_numbered = 2 * len(agreeing) > len(labels)
+    return len(labels) if is_numbered and sum(agreeing) < MIN_AGREEMENT * len(agreeing) else 0
 
 
 def _begins_with(text: str, label_text: str) -> bool:

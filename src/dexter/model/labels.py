@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,14 @@ class Labels:
     counts: NDArray[np.int64]
     """Training queries of each label."""
 
+    @cached_property
+    def _row_by_id(self) -> dict[str, int]:
+        return {label_id: row for row, label_id in enumerate(self.ids)}
+
     def rows(self, ids: Iterable[str]) -> list[int]:
         """Return the row of each id; raise `UsageError` for an unknown one."""
-        row_by_id = {label_id: row for row, label_id in enumerate(self.ids)}
         try:
-            return [row_by_id[label_id] for label_id in ids]
+            return [self._row_by_id[label_id] for label_id in ids]
         except KeyError as error:
             raise UsageError(f"no label has the id {error.args[0]!r}") from None
 

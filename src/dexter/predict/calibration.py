@@ -90,21 +90,25 @@ class Calibration:
     operating: tuple[OperatingPoint, ...] = field(default=())
     """In order of threshold."""
 
-    def probabilities(self, found: TopK, counts_L: NDArray[np.integer]) -> NDArray[np.float32]:
+    def probabilities(
+        self, found: TopK, counts_L: NDArray[np.integer], *, levels_N: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float32]:
         """Return how likely each found label is right, given the training counts of all labels; 0 for no label.
 
-        `found` has at least `NUM_PLACES` places, or all labels.
+        `found` has at least `NUM_PLACES` places, or all labels; otherwise `levels_N` is the `level` of each query.
         """
-        leads_NK, counts_NK = lead(found.scores), counts_L[found.ids]
+        leads_NK, counts_NK = lead(found.scores, levels_N), counts_L[found.ids]
         result = np.zeros(found.ids.shape, dtype=np.float32)
         for band in BANDS:
             members = in_band(counts_NK, band) & (found.ids >= 0)
             result[members] = self._map(band)(leads_NK[members])
         return result
 
-    def is_exhausted(self, found: TopK, threshold: float) -> NDArray[np.bool_]:
+    def is_exhausted(
+        self, found: TopK, threshold: float, *, levels_N: NDArray[np.float64] | None = None
+    ) -> NDArray[np.bool_]:
         """Return for each query whether no label beyond those found can reach the threshold."""
-        last = np.where(np.isfinite(found.scores), lead(found.scores), -np.inf).min(axis=1)
+        last = np.where(np.isfinite(found.scores), lead(found.scores, levels_N), -np.inf).min(axis=1)
         best = np.max([self._map(band)(last) for band in BANDS], axis=0)
         return np.asarray((best < threshold) | (found.ids < 0).any(axis=1))
 
@@ -144,8 +148,14 @@ class Calibration:
         return self.maps[rarest if is_rarer else _POOLED]
 
 
-def lead(scores_NK: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return each score less the mean of places 6 to 20 (less the last score where there are at most 5 places)."""
+def lead(scores_NK: NDArray[np.floating], levels_N: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Return each score less the level of its query; 0 less the level where there is no label."""
+    levels_N = level(scores_NK) if levels_N is None else levels_N
+    return np.asarray(np.where(np.isfinite(scores_NK), scores_NK, 0.0) - levels_N[:, None])
+
+
+def level(scores_NK: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the mean score of each query's places 6 to 20 (the last score where there are at most 5 places)."""
     known = np.isfinite(scores_NK)
     scores_NK = np.where(known, scores_NK, 0.0)
     background = slice(_FIRST_BACKGROUND, NUM_PLACES)
@@ -153,7 +163,7 @@ def lead(scores_NK: NDArray[np.floating]) -> NDArray[np.float64]:
     num_known = known.sum(axis=1)
     means = scores_NK[:, background].sum(axis=1) / np.maximum(num_background, 1)
     last = scores_NK[np.arange(len(scores_NK)), np.maximum(num_known - 1, 0)]
-    return np.asarray(scores_NK - np.where(num_background > 0, means, last)[:, None])
+    return np.asarray(np.where(num_background > 0, means, last))
 
 
 def in_band(counts: NDArray[np.integer], band: str) -> NDArray[np.bool_]:

@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 
 from dexter.data.formats.jsonl import identifier_field, parse_object, text_field
 from dexter.data.formats.lines import MAX_LINE_BYTES, BadRecord, decode, raw_lines, without_line_end
+from dexter.data.formats.tables import open_query_table
 from dexter.errors import DataError, UsageError
 from dexter.files import atomic_path, write_json
 from dexter.model.labels import LabelEntry
 from dexter.predict.explain import Explanation
+from dexter.predict.filters import LabelFilter
 from dexter.predict.predictor import Prediction, Predictor
 from dexter.processes import Launch
 
@@ -39,15 +41,21 @@ class Query(NamedTuple):
 
     uid: str
     text: str
+    has_id: bool = False
+    """Whether the input gave the id; otherwise it is the number of a line."""
 
 
 def read_texts(path: Path | None) -> Iterator[Query]:
     """Read queries from a file (gzip or not) or stdin: a text per line, or a JSON object with `text` and maybe `uid`.
 
     Lines are JSON if the file's name says so (`.jsonl`) or the first line is a JSON object; then all of them must be.
-    Empty lines are skipped; a query without an id gets the number of its line.
+    A `.csv` or `.tsv` file whose first line names a text column and a column of ids (`uid` or `id`) is a table; every
+    other one has a text per line. Empty lines are skipped; a query without an id gets the number of its line.
     """
     name = "stdin" if path is None else str(path)
+    if path is not None and (table := open_query_table(path)) is not None:
+        yield from (Query(uid or str(line), text, has_id=bool(uid)) for line, uid, text in table)
+        return
     is_json = True if name.removesuffix(".gz").endswith(".jsonl") else None
     for number, raw in _lines(path):
         try:
@@ -75,19 +83,32 @@ def predict_texts(
     threshold: float | None = None,
     form: str = "text",
     explain: bool = False,
+    labels: LabelFilter | None = None,
 ) -> Iterator[str]:
-    """Yield one line (as text: one block of lines) per query, in order; with `explain` also why each label is there."""
+    """Yield one line (as text: one block of lines) per query, in order; with `explain` also why each label is there.
+
+    `labels` are those that may be returned; all if left out.
+    """
     forms = tuple(name for name in FORMS if not (explain and name == "tsv"))
     if form not in forms:
         raise UsageError(f"--format {form!r}{' with --explain' * explain}: expected one of {', '.join(forms)}")
-    # Both copies advance together but for one block of the predictor's, so little is held between them.
-    shown, searched = tee(queries)
-    ranked = predictor.predict_stream((query.text for query in searched), k, threshold=threshold)
+    # The copies advance together but for one block of the predictor's, so little is held between them.
+    shown, texts, ids = tee(queries, 3)
+    labels = labels or LabelFilter()
+    ranked = predictor.predict_stream(
+        (query.text for query in texts),
+        k,
+        threshold=threshold,
+        ids=(query.uid if query.has_id else None for query in ids),
+        exclude=labels.exclude,
+        only=labels.only,
+        bands=labels.bands,
+    )
     num_empty = 0
-    for query, labels in zip(shown, ranked, strict=True):
+    for query, found in zip(shown, ranked, strict=True):
         num_empty += not query.text.strip()
-        ids = [label.id for label in labels]
-        yield _format(form, query, labels, predictor.explain_labels(query.text, ids) if explain else None)
+        why = predictor.explain_labels(query.text, [label.id for label in found]) if explain else None
+        yield _format(form, query, found, why)
     if num_empty:
         log.warning("%d of the texts are empty: their labels say only what is common", num_empty)
 
@@ -122,6 +143,7 @@ def predict_files(
     k: int | None = None,
     threshold: float | None = None,
     form: str = "jsonl",
+    labels: LabelFilter | None = None,
     launch: Launch | None = None,
 ) -> list[Path]:
     """Predict for every file that a pattern such as 'part-*.jsonl' matches; return the outputs that this process wrote.
@@ -133,6 +155,7 @@ def predict_files(
         k: labels per text, as in `Predictor.predict`.
         threshold: only labels that are right with at least this probability.
         form: how predictions are written.
+        labels: those that may be returned; all if left out.
         launch: this process among those that share the files; a single process if left out.
     """
     launch = launch or Launch()
@@ -146,6 +169,9 @@ def predict_files(
         "threshold": threshold,
         "format": form,
     }
+    if labels is not None and not labels.is_empty:
+        # As JSON reads it back: lists, not tuples.
+        settings["labels"] = json.loads(json.dumps(asdict(labels)))
     _claim(folder, settings)
     written = []
     for target, source in list(outputs.items())[launch.rank :: launch.size]:
@@ -154,7 +180,8 @@ def predict_files(
             continue
         for leftover in folder.glob(f".tmp-*-{glob.escape(target.name)}"):
             leftover.unlink(missing_ok=True)
-        write_lines(predict_texts(predictor, read_texts(source), k=k, threshold=threshold, form=form), target)
+        lines = predict_texts(predictor, read_texts(source), k=k, threshold=threshold, form=form, labels=labels)
+        write_lines(lines, target)
         log.info("%s -> %s", source, target)
         written.append(target)
     return written
@@ -181,7 +208,7 @@ def _is_object(line: str) -> bool:
 def _record(line: str, number: int) -> Query:
     record = parse_object(line)
     uid = identifier_field(record)
-    return Query(str(number) if uid is None else uid, text_field(record, "text"))
+    return Query(str(number) if uid is None else uid, text_field(record, "text"), has_id=uid is not None)
 
 
 def _format(form: str, query: Query, labels: list[Prediction], why: list[Explanation] | None) -> str:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from dexter.data.own_labels import OwnLabelFinder, OwnLabels
 from dexter.errors import UsageError
 from dexter.index import Index
 from dexter.model.edits import ChangeResult, LabelChange, LiveModel
@@ -21,8 +23,9 @@ from dexter.model.labels import LabelPage, Labels
 from dexter.model.model import Model
 from dexter.model.similar import SimilarLabel, find_similar
 from dexter.model.store import LabelStore, encoder_fingerprint, fingerprint, model_folder
-from dexter.predict.calibration import NUM_PLACES, Calibration
+from dexter.predict.calibration import NUM_PLACES, Calibration, level
 from dexter.predict.explain import Explanation, LabelPreview, explain_labels, preview_label
+from dexter.predict.filters import LabelFilter
 from dexter.predict.neighbours import Neighbour, find_neighbours, kept_queries
 from dexter.predict.rank import RankingChoice, rank
 from dexter.predict.run_index import RunIndex, index_labels, open_run_index
@@ -55,6 +58,17 @@ class EmbeddedText(NamedTuple):
 
     vector_D: NDArray[np.float32]
     num_tokens: int
+
+
+class _Limits(NamedTuple):
+    """How many labels of each text are wanted, and which may be returned."""
+
+    k: int | None
+    threshold: float | None
+    own: csr_matrix | None
+    """Texts x labels; pairs that are never returned."""
+    allowed: NDArray[np.int64] | None
+    """Rows of labels, ascending; None: all."""
 
 
 class Predictor:
@@ -93,6 +107,8 @@ class Predictor:
         """How labels are ranked."""
         self.fingerprint = fingerprint
         """Hash of the published model; None for one that was never saved."""
+        self._finder: tuple[Labels, OwnLabelFinder] | None = None
+        """Finds own labels among the labels given."""
         if self.choice.uses_neighbours:
             kept_queries(model)
         # Not `self`, which a state would then keep alive and which keeps its states.
@@ -229,8 +245,21 @@ class Predictor:
         """The probabilities, where labels are ranked as they were when these were fitted."""
         return self.scoring.calibration if self.choice == self.scoring.choice else None
 
+    @property
+    def own_labels(self) -> OwnLabels:
+        """Whether the label that a text itself is about is left out, as decided in training."""
+        return OwnLabels.from_json(self.facts.get("own_labels"))
+
     def predict(
-        self, texts: Sequence[str], k: int | None = None, *, threshold: float | None = None
+        self,
+        texts: Sequence[str],
+        k: int | None = None,
+        *,
+        threshold: float | None = None,
+        ids: Sequence[str | None] | None = None,
+        exclude: Iterable[str] | None = None,
+        only: Iterable[str] | None = None,
+        bands: Iterable[str] | None = None,
     ) -> list[list[Prediction]]:
         """Return the best labels of each text, best first.
 
@@ -238,16 +267,27 @@ class Predictor:
             texts: the texts.
             k: labels per text at most. If left out: 5, or with a threshold all that reach it.
             threshold: only labels that are right with at least this probability; see `find_threshold`.
+            ids: an id for each text, or None. Where the run leaves own labels out, the label with this id is not
+                returned. Labels with the same text as the query are left out then without an id too, if the training
+                data had them.
+            exclude: ids of labels that are not returned.
+            only: ids of the labels that may be returned; if left out, any.
+            bands: bands of frequency whose labels may be returned: frequent, torso, tail, unseen; if left out, any.
         """
         if isinstance(texts, str):
             raise UsageError("predict takes a list of texts: write predict([text])")
+        if ids is not None and len(ids) != len(texts):
+            raise UsageError(f"got {len(ids)} ids for {len(texts)} texts: give one each, None where there is none")
         state = self._live.state
-        model, index = state.model, state.index
-        found, probabilities = self._find(model, index, texts, k, threshold)
-        ids, label_texts = model.labels.ids, model.labels.texts
+        model, labels = state.model, state.model.labels
+        allowed = LabelFilter.of(exclude, only, bands).allowed_rows(labels)
+        if allowed is not None and not len(allowed):
+            return [[] for _ in texts]
+        limits = _Limits(k, threshold, self._own_pairs(labels, texts, ids), allowed)
+        found, probabilities = self._find(model, state.index, texts, limits)
         return [
             [
-                Prediction(ids[row], label_texts[row], float(score), None if chance is None else float(chance))
+                Prediction(labels.ids[row], labels.texts[row], float(score), None if chance is None else float(chance))
                 for row, score, chance in zip(rows, scores, chances, strict=True)
                 if row >= 0 and (threshold is None or chance >= threshold)
             ]
@@ -255,11 +295,29 @@ class Predictor:
         ]
 
     def predict_stream(
-        self, texts: Iterable[str], k: int | None = None, *, threshold: float | None = None
+        self,
+        texts: Iterable[str],
+        k: int | None = None,
+        *,
+        threshold: float | None = None,
+        ids: Iterable[str | None] | None = None,
+        exclude: Iterable[str] | None = None,
+        only: Iterable[str] | None = None,
+        bands: Iterable[str] | None = None,
     ) -> Iterator[list[Prediction]]:
         """Predict any number of texts in order, in constant memory; arguments as in `predict`."""
-        for block in _blocks(texts):
-            yield from self.predict(block, k, threshold=threshold)
+        chosen = LabelFilter.of(exclude, only, bands)
+        named = zip(texts, repeat(None)) if ids is None else zip(texts, ids, strict=True)
+        for block in _blocks(named):
+            yield from self.predict(
+                [text for text, _ in block],
+                k,
+                threshold=threshold,
+                ids=[uid for _, uid in block],
+                exclude=chosen.exclude,
+                only=chosen.only,
+                bands=chosen.bands,
+            )
 
     def find_threshold(self, *, precision: float | None = None) -> float:
         """Return the lowest threshold with at least this precision on validation; that of the best F1 if left out."""
@@ -359,27 +417,37 @@ class Predictor:
         """Return the embeddings of all labels, without priors, as labels x dimensions."""
         return self.model.label_embeddings().cpu().numpy()
 
-    def _find(
-        self, model: Model, index: Index, texts: Sequence[str], k: int | None, threshold: float | None
-    ) -> tuple[TopK, NDArray[Any]]:
+    def _own_pairs(self, labels: Labels, texts: Sequence[str], ids: Sequence[str | None] | None) -> csr_matrix | None:
+        """Return the own labels of texts, texts x labels; None where they are not left out."""
+        own_labels = self.own_labels
+        if not own_labels.excludes:
+            return None
+        if self._finder is None or self._finder[0] is not labels:
+            self._finder = labels, own_labels.finder(labels.ids, labels.texts)
+        return self._finder[1].matrix(ids or [None] * len(texts), texts)
+
+    def _find(self, model: Model, index: Index, texts: Sequence[str], limits: _Limits) -> tuple[TopK, NDArray[Any]]:
         """Rank the labels as far as they may be shown, with their probabilities (None where these are not known)."""
+        k, threshold, own, allowed = limits
         calibration = self.calibration if threshold is None else self._checked_calibration()
         if threshold is not None and not 0.0 < threshold <= 1.0:
             raise UsageError(f"the threshold is {threshold}: expected a probability above 0 and up to 1")
         wanted = k if k is not None else _DEFAULT_K if threshold is None else NUM_PLACES
         _check_k(wanted)
-        representations_ND = model.encode_queries(texts)
+        search = partial(rank, model, index, model.encode_queries(texts), self.choice, exclude=own)
         if calibration is None:
-            found = rank(model, index, representations_ND, self.choice, wanted)
+            found = search(wanted, allowed=allowed)
             return found, np.full(found.ids.shape, None)
+        # Probabilities compare a label with the best of all labels, whichever may be returned.
+        levels_N = None if allowed is None else level(search(NUM_PLACES).scores)
         places = max(wanted, NUM_PLACES)
-        found = rank(model, index, representations_ND, self.choice, places)
-        while k is None and threshold is not None and places < len(model.labels.ids):
-            if calibration.is_exhausted(found, threshold).all():
+        found = search(places, allowed=allowed)
+        while k is None and threshold is not None and places < len(model.labels.ids if allowed is None else allowed):
+            if calibration.is_exhausted(found, threshold, levels_N=levels_N).all():
                 break
             wanted = places = 2 * places
-            found = rank(model, index, representations_ND, self.choice, places)
-        probabilities = calibration.probabilities(found, model.labels.counts)
+            found = search(places, allowed=allowed)
+        probabilities = calibration.probabilities(found, model.labels.counts, levels_N=levels_N)
         return TopK(found.ids[:, :wanted], found.scores[:, :wanted]), probabilities[:, :wanted]
 
     def _checked_calibration(self) -> Calibration:
@@ -411,11 +479,12 @@ def _check_k(k: int) -> None:
         raise UsageError(f"k must be 1 or more, got {k}")
 
 
-def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    block: list[str] = []
+def _blocks(named: Iterable[tuple[str, str | None]]) -> Iterator[list[tuple[str, str | None]]]:
+    """Split texts with their ids into blocks that are predicted together."""
+    block: list[tuple[str, str | None]] = []
     num_characters = 0
-    for text in texts:
-        block.append(text)
+    for text, uid in named:
+        block.append((text, uid))
         num_characters += len(text)
         if len(block) >= _BLOCK_TEXTS or num_characters >= _BLOCK_CHARACTERS:
             yield block

@@ -9,15 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from dexter.errors import UsageError
-from dexter.index import Index
+from dexter.index import Index, search
 from dexter.model.model import Model
 from dexter.predict.neighbours import VoteSettings, add_votes, count_votes, kept_queries
 from dexter.types import HeadName, TopK
+
+MAX_SEARCHED_PAST = 64
+"""If a request leaves out at most this many labels, the index searches past them."""
+_LABELS_AT_A_TIME = 2**16
+"""Labels of a request whose vectors are copied at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,7 @@ def rank(
     k: int,
     *,
     exclude: csr_matrix | None = None,
+    allowed: NDArray[np.int64] | None = None,
     nearest: TopK | None = None,
 ) -> TopK:
     """Return the k best labels of each text, all labels where there are fewer.
@@ -60,14 +67,54 @@ def rank(
         choice: head, dial and votes.
         k: labels per text.
         exclude: texts x labels; a stored entry marks a pair that is never returned.
+        allowed: rows of the labels that may be returned, ascending; None: all. If few labels are left out, the index
+            searches past them, otherwise the allowed labels are scored exactly.
         nearest: the nearest training queries of each text, where they are known already.
     """
     queries_ND = model.search_vectors(representations_ND, head=choice.head, dial=choice.dial)
-    found = index.search(queries_ND, min(k, len(model.labels.ids)), exclude=exclude)
+    num_labels = len(model.labels.ids)
+    if allowed is None:
+        found = index.search(queries_ND, min(k, num_labels), exclude=exclude)
+    elif num_labels - len(allowed) <= MAX_SEARCHED_PAST:
+        unwanted = np.setdiff1d(np.arange(num_labels), allowed, assume_unique=True)
+        both = _add_to_all_rows(exclude, unwanted, (len(queries_ND), num_labels))
+        found = index.search(queries_ND, min(k, len(allowed)), exclude=both)
+    else:
+        found = search_among(queries_ND, index.vectors_LD, allowed, k, exclude=exclude)
     if choice.votes is None:
         return found
     votes = _count_votes(model, representations_ND, choice.votes, nearest)
+    if allowed is not None:
+        votes.data[~np.isin(votes.indices, allowed)] = 0.0
+        votes.eliminate_zeros()
     return add_votes(found, votes, queries_ND, index.vectors_LD, scale=_scale(model, choice.votes), exclude=exclude)
+
+
+def search_among(
+    queries_ND: Tensor, labels_LD: Tensor, rows: NDArray[np.int64], k: int, *, exclude: csr_matrix | None = None
+) -> TopK:
+    """Return the k best of the labels in some rows (ascending), by scoring each of them, a bounded number at a time."""
+    parts = []
+    for start in range(0, len(rows), _LABELS_AT_A_TIME):
+        part = rows[start : start + _LABELS_AT_A_TIME]
+        found = search(
+            queries_ND,
+            labels_LD[torch.from_numpy(part).to(labels_LD.device)],
+            min(k, len(part)),
+            exclude=None if exclude is None else exclude[:, part],
+        )
+        parts.append(TopK(np.append(part, -1)[found.ids], found.scores))
+    ids, scores = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+    order = np.lexsort((ids, -scores), axis=1)[:, :k]
+    return TopK(*(np.take_along_axis(values, order, axis=1) for values in (ids, scores)))
+
+
+def _add_to_all_rows(pairs: csr_matrix | None, columns: NDArray[np.int64], shape: tuple[int, int]) -> csr_matrix:
+    """Return the pairs, and every pair of a row with one of the columns."""
+    num_rows = shape[0]
+    indices, starts = np.tile(columns, num_rows), np.arange(num_rows + 1) * len(columns)
+    more = csr_matrix((np.ones(len(indices), dtype=np.float32), indices, starts), shape=shape)
+    return more if pairs is None else csr_matrix(more + pairs)
 
 
 def score_parts(

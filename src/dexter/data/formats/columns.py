@@ -94,6 +94,14 @@ def choose_label_file_columns(names: Sequence[str], *, path: Path) -> LabelFileC
     return LabelFileColumns(text=uid if text is None else text, uid=uid)
 
 
+def choose_query_columns(names: Sequence[str]) -> tuple[int, tuple[int, ...]] | None:
+    """Choose the column of ids and those of the text in a table of texts to label; None if one of them is missing."""
+    lowered = [name.strip().lower() for name in names]
+    uid = _first(lowered, _ID_NAMES)
+    text = () if uid is None else _guess_text(lowered, taken=uid)
+    return (uid, text) if uid is not None and text else None
+
+
 def choose_separator(cells: Iterable[Cell], known: Set[str] | None) -> str | None:
     """Choose what separates the labels of some sample cells; None when each cell is one label.
 

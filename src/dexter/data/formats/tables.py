@@ -22,6 +22,7 @@ from dexter.data.formats.columns import (
     Cell,
     choose_columns,
     choose_label_file_columns,
+    choose_query_columns,
     choose_separator,
     split_cell,
 )
@@ -88,6 +89,30 @@ def read_labels(reader: Reader, path: Path) -> LabelTable:
             reader.errors.add(path, line, bad, skippable=False)
     reader.errors.check()
     return labels
+
+
+def open_query_table(path: Path) -> Iterator[tuple[int, str, str]] | None:
+    """Open a CSV or TSV file of texts with ids, and return the line, id and text of each row.
+
+    Returns None if the file is no such table: its first line does not name a text column and one of ids.
+    """
+    delimiter = _DELIMITERS.get(plain_suffix(path))
+    if delimiter is None or path.is_fifo():
+        return None
+    first = next((raw.decode("utf-8", "replace") for _, raw in raw_lines(path)), "")
+    names = [name.strip().strip('"') for name in first.split(delimiter)]
+    columns = choose_query_columns(names)
+    return None if columns is None else _read_queries(path, *columns)
+
+
+def _read_queries(path: Path, uid: int, text: tuple[int, ...]) -> Iterator[tuple[int, str, str]]:
+    for line, cells in _open(path).rows([uid, *text]):
+        try:
+            if isinstance(cells, BadRecord):
+                raise cells
+            yield line, _identifier(cells, uid) or "", _text(cells, text)
+        except BadRecord as bad:
+            raise DataError(bad.message, path=path, line=line) from None
 
 
 def write(suffix: str, dataset: Dataset, writer: Writer) -> None:
