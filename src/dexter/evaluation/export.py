@@ -118,6 +118,7 @@ def _evaluate_int8(
     predictor: Predictor, content: bytes, data: Dataset, facts: ExportFacts, *, path: Path
 ) -> ExportFacts:
     """Compare P@k of the test queries with torch and with the quantised graph, ranked as the run ranks them."""
+    data = predictor.own_labels.filter_test(data)
     encoder, split = check_exportable(predictor.model.encoder), test_split(data)
     log.info("int8: measuring its effect on %s test queries of %s", f"{len(split):,}", data.name)
     exported = OnnxEncoder(content, encoder, precision="int8", path=path)

@@ -99,6 +99,7 @@ def make_record(
         "by_decile": report.by_decile,
         "decile_sizes": report.decile_sizes,
         "calibration_error": report.calibration,
+        "own_labels": report.own_labels,
         "intervals": {name: asdict(interval) for name, interval in report.intervals.items()},
         "settings": report.settings,
         "data": {

@@ -73,6 +73,9 @@ class Report:
     calibration: dict[str, float] = field(default_factory=dict)
     """Expected calibration error of the first places in percent: `softmax` before calibration, `calibrated` after it;
     empty where a run has no probabilities."""
+    own_labels: dict[str, Any] = field(default_factory=dict)
+    """Where own labels are left out beside the filter pairs of the data: `num_queries` with one, `num_positive` of
+    these pairs that are relevant, and `metrics_with_own`, the metrics if they were not left out."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Cut-offs, propensity constants, training size, filter pairs, resampling: all that a repetition needs."""
 

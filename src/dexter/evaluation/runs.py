@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from dexter.evaluation.records import (
 from dexter.evaluation.report import Comparison, Report, compare, score_report, test_split
 from dexter.evaluation.tables import render_comparison, render_deciles, render_table
 from dexter.metrics import member_mask, overfetch, remove_filtered
-from dexter.predict.calibration import FITTED_PLACES, REPORTED_PLACES, calibration_error, softmax
+from dexter.predict.calibration import FITTED_PLACES, NUM_PLACES, REPORTED_PLACES, calibration_error, level, softmax
 from dexter.predict.predictor import Predictor, Runtime
 from dexter.predict.rank import rank
 from dexter.processes import Processes, SingleProcess
@@ -133,7 +133,7 @@ def evaluate(
         "num_resamples": num_resamples,
         "seed": seed,
     }
-    return _rank_and_score(predictor, dataset, ks, processes, **settings)[0]
+    return _rank_and_score(predictor, _filter_own(predictor, dataset), ks, processes, **settings)[0]
 
 
 def evaluate_run(
@@ -157,10 +157,11 @@ def evaluate_run(
     started = time.monotonic()
     predictor = Predictor.load(run, head=head, neighbours=neighbours, dial=dial, index=index, runtime=runtime)
     exported = predictor.model.query_encoder
-    report, columns_NK = _rank_and_score(predictor, dataset, ks, processes, propensity=propensity or dataset.propensity)
+    scored = _filter_own(predictor, dataset)
+    report, columns_NK = _rank_and_score(predictor, scored, ks, processes, propensity=propensity or dataset.propensity)
     described = make_record(
         report,
-        dataset,
+        scored.dataset,
         model_hash=predictor.fingerprint,
         encoder=type(predictor.model.encoder).__name__,
         head=predictor.choice.head,
@@ -177,7 +178,7 @@ def evaluate_run(
     path = record or run / "results" / f"{dataset.name}-test-{predictor.choice.head}.json"
     if processes is None or processes.rank == 0:
         write_record(path, described)
-        write_misses(path.with_suffix(".misses.jsonl"), _find_test_misses(dataset, columns_NK))
+        write_misses(path.with_suffix(".misses.jsonl"), _find_test_misses(scored.dataset, columns_NK))
         log.info("result record: %s", path)
     return Evaluation(report, described)
 
@@ -191,14 +192,20 @@ def compare_runs(
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> RunComparison:
-    """Score every run on the same queries, and compare each but the first with the first."""
+    """Score every run on the same queries, and compare each but the first with the first.
+
+    Own labels that one of the runs leaves out are left out for all of them.
+    """
     names = [str(run) for run in runs]
     if len(set(names)) < 2 or len(set(names)) < len(names):
         raise UsageError(f"compare needs two different runs or more, got {', '.join(names) or 'none'}")
+    predictors = {str(run): Predictor.load(run) for run in runs}
+    for predictor in predictors.values():
+        dataset = _filter_own(predictor, dataset).dataset
     split, ks = test_split(dataset), _choose_ks(ks or (1, 3, 5), dataset)
     relevance = dataset.train.relevance
     settings: dict[str, Any] = {"ks": ks, "propensity": propensity or dataset.propensity}
-    tops = {str(run): predict_columns(Predictor.load(run), dataset, split, max(ks)) for run in runs}
+    tops = {name: predict_columns(each, dataset, split, max(ks)) for name, each in predictors.items()}
     reports = {
         name: score_report(top_ids, split, relevance, num_resamples=0, **settings) for name, top_ids in tops.items()
     }
@@ -226,6 +233,7 @@ def dial_curve(
     """
     if not dials:
         raise UsageError("a dial curve needs at least one value of the dial")
+    dataset = _filter_own(predictor, dataset).dataset
     split = test_split(dataset)
     ks = [k for k in _DIAL_KS if k <= dataset.num_labels]
     _warn_of_other_fields(predictor, dataset)
@@ -267,17 +275,59 @@ def as_columns(predictor: Predictor, dataset: Dataset, ids_NK: NDArray[np.int64]
     return columns_NK
 
 
+class _Scored(NamedTuple):
+    """A data set to score on, and its test queries with the filter pairs that it came with."""
+
+    dataset: Dataset
+    given: Split
+
+
+def _filter_own(predictor: Predictor, dataset: Dataset) -> _Scored:
+    """Add own labels to the filter pairs of the test queries where the run leaves them out, and say so."""
+    given = test_split(dataset)
+    filtered = predictor.own_labels.filter_test(dataset)
+    num_added = _count_filter_pairs(test_split(filtered)) - _count_filter_pairs(given)
+    if num_added:
+        log.info("%s pairs of a test query and its own label are left out, as in training", f"{num_added:,}")
+    return _Scored(filtered, given)
+
+
+def _count_filter_pairs(split: Split) -> int:
+    return 0 if split.filtered is None else int(split.filtered.nnz)
+
+
+def _describe_own(
+    columns_NK: NDArray[np.int64], scored: _Scored, ks: Sequence[int], propensity: tuple[float, float]
+) -> dict[str, Any]:
+    """Return how many own labels are left out, and the metrics if they were not; empty if there are none."""
+    dataset, given = scored
+    num_given, filtered = _count_filter_pairs(given), test_split(dataset).filtered
+    if filtered is None or filtered.nnz == num_given:
+        return {}
+    own = filtered.copy() if given.filtered is None else filtered - filtered.multiply(given.filtered != 0)
+    own.eliminate_zeros()
+    kept = score_report(columns_NK, given, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=0)
+    return {
+        "num_queries": int((np.diff(own.indptr) > 0).sum()),
+        "num_positive": int(own.multiply(given.relevance).nnz),
+        "metrics_with_own": kept.metrics,
+    }
+
+
 def _rank_and_score(
-    predictor: Predictor, dataset: Dataset, ks: Sequence[int] | None, processes: Processes | None, **settings: Any
+    predictor: Predictor, scored: _Scored, ks: Sequence[int] | None, processes: Processes | None, **settings: Any
 ) -> tuple[Report, NDArray[np.int64]]:
     """Return the report on the test split, and the predictions as columns of the data set."""
+    dataset = scored.dataset
     split = test_split(dataset)
     ks = _choose_ks(ks, dataset)
     _warn_of_other_fields(predictor, dataset)
     found = _predict_split(predictor, split, max(*ks, FITTED_PLACES), processes=processes)
     columns_NK = as_columns(predictor, dataset, found.ids)
     report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, **settings)
-    return replace(report, calibration=_calibration_errors(predictor, split, found, columns_NK)), columns_NK
+    errors = _calibration_errors(predictor, split, found, columns_NK)
+    own = _describe_own(columns_NK, scored, ks, settings["propensity"])
+    return replace(report, calibration=errors, own_labels=own), columns_NK
 
 
 def _warn_of_other_fields(predictor: Predictor, dataset: Dataset) -> None:
@@ -321,10 +371,12 @@ def _calibration_errors(
     calibration = predictor.calibration
     if calibration is None:
         return {}
-    model = predictor.model
+    model, levels_N = predictor.model, None
+    if split.filtered is not None:  # probabilities were fitted, and are predicted, without filter pairs
+        levels_N = level(remove_filtered(columns_NK, found.scores, split.filtered, NUM_PLACES).scores)
     probabilities = {
         "softmax": softmax(found.scores, model.head.temperature),
-        "calibrated": calibration.probabilities(found, model.labels.counts),
+        "calibrated": calibration.probabilities(found, model.labels.counts, levels_N=levels_N),
     }
     errors = {}
     for name, probabilities_NK in probabilities.items():

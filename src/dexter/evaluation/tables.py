@@ -13,6 +13,8 @@ BAND_TITLES = {"frequent": "frequent (> 100)", "torso": "torso (10-100)", "tail"
 """How tables name the bands: the range is the number of training queries of a label."""
 
 
+_LARGEST_SHOWN_K = 5
+"""Largest cut-off of the figures with own labels."""
 DECILES_NOTE = (
     "Deciles: a tenth each of the labels with training queries, 1 the most frequent; in brackets the number of "
     "training queries of a label. Labels with equal numbers are divided by id."
@@ -117,7 +119,23 @@ def notes(reports: Mapping[str, Report]) -> list[str]:
             lines.append(
                 f"{title}: {report.num_short:,} queries have fewer than {k} predictions; the rest count as misses."
             )
+        if report.own_labels:
+            lines.append(f"{title}: {_describe_own_labels(report)}")
     return lines
+
+
+def _describe_own_labels(report: Report) -> str:
+    """Say how many own labels are left out, how many of them are relevant, and what the figures are with them."""
+    own = report.own_labels
+    positive = f"{own['num_positive']:,} are" if own["num_positive"] else "none is"
+    ks = [k for k in report.settings["ks"] if k <= _LARGEST_SHOWN_K]
+    shown = ", ".join(
+        f"{name} {own['metrics_with_own'][name]:.2f}" for name in (f"{m}@{k}" for m in ("P", "PSP") for k in ks)
+    )
+    return (
+        f"{own['num_queries']:,} of {report.num_queries:,} queries have a label of their own, which is left out "
+        f"({positive} relevant). With own labels: {shown}."
+    )
 
 
 def _decile_titles(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:

@@ -77,6 +77,8 @@ def evaluate_unseen(run: str | Path, dataset: Dataset, *, share: float = 0.1, se
         raise UsageError(f"the share of labels to hold out is {share}: expected a number between 0 and 1")
     folder = Path(run)
     read_run(folder)
+    trained = Predictor.load(folder)
+    dataset = trained.own_labels.filter_test(dataset)
     held_out = choose_labels(dataset.label_ids, share, seed=seed)
     wanting = np.flatnonzero(restrict_to_labels(test_split(dataset).relevance, held_out).getnnz(axis=1))
     if not len(wanting):
@@ -88,7 +90,7 @@ def evaluate_unseen(run: str | Path, dataset: Dataset, *, share: float = 0.1, se
     unseen = Predictor.load(out)
     new = [(dataset.label_ids[label], dataset.label_texts[label]) for label in np.flatnonzero(held_out).tolist()]
     unseen.add_labels(new)
-    predictors = {"unseen": unseen, "trained": Predictor.load(folder)}
+    predictors = {"unseen": unseen, "trained": trained}
     new_ids = {label_id for label_id, _ in new}
     return UnseenReport(
         share=share,
