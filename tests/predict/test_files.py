@@ -89,7 +89,7 @@ def test_a_missing_file(tmp_path):
 
 def test_stdin_and_named_pipes(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfa\nb")))
-    assert list(read_texts(None)) == [("1", "a"), ("2", "b")]
+    assert list(read_texts(None)) == [Query("1", "a"), Query("2", "b")]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     with pytest.raises(DataError, match="stdin:1"):
         list(read_texts(None))
@@ -97,7 +97,7 @@ def test_stdin_and_named_pipes(tmp_path, monkeypatch):
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_text("c\n"))
     writer.start()
-    assert list(read_texts(pipe)) == [("1", "c")]
+    assert list(read_texts(pipe)) == [Query("1", "c")]
     writer.join()
 
 

@@ -159,7 +159,8 @@ def find_own_labels(dataset: Dataset, setting: OwnLabelsSetting) -> OwnLabels:
     }
     num_by_chance = _count_chance(dataset, seen["by_id"])
     if num_by_chance and setting != "exclude":
-        seen["by_id"] = csr_matrix(seen["by_id"].shape, dtype=np.float32)
+        seen["by_id"].data[:] = 0.0
+        seen["by_id"].eliminate_zeros()
     chosen = {
         name: setting == "exclude" or (setting == "auto" and _are_never_relevant(pairs, train))
         for name, pairs in seen.items()

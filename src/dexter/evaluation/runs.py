@@ -304,7 +304,7 @@ def _describe_own(
     num_given, filtered = _count_filter_pairs(given), test_split(dataset).filtered
     if filtered is None or filtered.nnz == num_given:
         return {}
-    own = filtered.copy() if given.filtered is None else filtered - filtered.multiply(given.filtered != 0)
+    own = filtered.copy() if given.filtered is None else filtered - filtered.multiply(given.filtered.astype(bool))
     own.eliminate_zeros()
     kept = score_report(columns_NK, given, dataset.train.relevance, ks=ks, propensity=propensity, num_resamples=0)
     return {
