@@ -22,9 +22,10 @@ def report(tiny_dataset):
     )
 
 
-def test_a_record_is_json_with_everything_a_repeat_needs(tiny_dataset, report, tmp_path):
+def test_a_record_is_json_with_everything_a_repeat_needs(tiny_dataset, report, tmp_path, monkeypatch):
+    monkeypatch.setattr(records.sys, "argv", ["dexter", "demo"])
     record = make_record(
-        report, tiny_dataset, head="popularity", k=5, seed=3, wall_seconds=0.5, command=["dexter", "demo"]
+        report, tiny_dataset, model={"head": "popularity", "seed": 3}, search={"k": 5}, wall_seconds=0.5
     )
     write_record(tmp_path / "deep" / "record.json", record)
     read = json.loads((tmp_path / "deep" / "record.json").read_text(encoding="utf-8"))
@@ -49,7 +50,7 @@ def test_values_that_json_does_not_have_become_null(tmp_path):
 
 def test_a_record_needs_a_test_split(tiny_dataset, report):
     with pytest.raises(DataError, match="no test split"):
-        make_record(report, dataclasses.replace(tiny_dataset, test=None))
+        make_record(report, dataclasses.replace(tiny_dataset, test=None), model={}, search={})
 
 
 def test_the_hash_of_pairs_depends_on_the_pairs_alone():

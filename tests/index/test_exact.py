@@ -35,11 +35,13 @@ def slow_search(queries, labels, k, forbidden=None):
     ("num_queries", "num_labels", "k"),
     [(1, 1, 1), (3, 31, 5), (7, 33, 33), (5, 20, 40), (13, 1003, 7), (9, 2111, 100), (0, 10, 3)],
 )
-@pytest.mark.parametrize("memory_budget", [1, 100_000, 2**28])
-def test_agrees_with_a_full_sort_also_in_ties(num_queries, num_labels, k, memory_budget):
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (2, 992), (512, 8_192)])
+def test_agrees_with_a_full_sort_also_in_ties(num_queries, num_labels, k, rows, columns, monkeypatch):
+    monkeypatch.setattr(exact, "ROWS", rows)
+    monkeypatch.setattr(exact, "COLUMNS", columns)
     rng = np.random.default_rng(num_labels)
     queries, labels = whole_numbers(rng, (num_queries, 6)), whole_numbers(rng, (num_labels, 6))
-    found = search(queries, labels, k, memory_budget=memory_budget)
+    found = search(queries, labels, k)
     ids, scores = slow_search(queries, labels, k)
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.scores, scores)
@@ -47,14 +49,13 @@ def test_agrees_with_a_full_sort_also_in_ties(num_queries, num_labels, k, memory
     assert found.scores.dtype == np.float32
 
 
-@pytest.mark.parametrize("memory_budget", [50_000, 2**28])
-def test_tiles_of_rows_and_products_of_columns(memory_budget, monkeypatch):
+def test_tiles_of_rows_and_products_of_columns(monkeypatch):
     monkeypatch.setattr(exact, "ROWS", 5)
     monkeypatch.setattr(exact, "COLUMNS", 64)
     rng = np.random.default_rng(0)
     queries, labels = whole_numbers(rng, (23, 4)), whole_numbers(rng, (777, 4))
     exclude = csr_matrix(random_array((23, 777), density=0.3, rng=1))
-    found = search(queries, labels, 9, exclude=exclude, memory_budget=memory_budget)
+    found = search(queries, labels, 9, exclude=exclude)
     np.testing.assert_array_equal(found.ids, slow_search(queries, labels, 9, exclude.toarray() != 0)[0])
 
 
@@ -116,19 +117,11 @@ def test_inputs_stay_as_they_were_and_need_no_gradient():
     assert labels.grad is None
 
 
-def test_the_tiling_keeps_to_the_budget():
-    for num_queries, num_labels in [(100_000, 131_072), (1, 10_000_000), (600, 5_000), (3, 7)]:
-        for budget in (2**16, 2**24, 2**28):
-            tiling = exact._choose_tiling(num_queries, num_labels, budget)
-            assert 5 * tiling.rows * tiling.width <= budget
-            assert tiling.width % exact.GROUP == 0
-
-
 def test_labels_in_ascending_order_of_score_over_several_tiles(monkeypatch):
     monkeypatch.setattr(exact, "COLUMNS", 128)
     labels = np.arange(3000, dtype=np.float32)[:, None]
     queries = np.array([[1.0], [-1.0], [0.0]], dtype=np.float32)
-    found = search(queries, labels, 150, memory_budget=2**16)
+    found = search(queries, labels, 150)
     np.testing.assert_array_equal(found.ids[0], np.arange(2999, 2849, -1))
     np.testing.assert_array_equal(found.ids[1], np.arange(150))
     np.testing.assert_array_equal(found.ids[2], np.arange(150))

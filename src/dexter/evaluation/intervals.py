@@ -17,6 +17,8 @@ from dexter.metrics import Ratio
 
 CONFIDENCE = 0.95
 """Share of the resamples inside an interval."""
+SEED = 0
+"""Default seed of the resampling."""
 _BLOCK_WEIGHTS = 1 << 22
 """Weights held at a time: 32 MB."""
 
@@ -36,22 +38,17 @@ class Interval:
 
 
 def bootstrap(
-    values: Mapping[str, Ratio], *, num_resamples: int = 1000, confidence: float = CONFIDENCE, seed: int = 0
+    values: Mapping[str, Ratio], *, num_resamples: int = 1000, confidence: float = CONFIDENCE, seed: int = SEED
 ) -> dict[str, Interval]:
     """Return percentile intervals of each metric of one system."""
     return _intervals([values], num_resamples=num_resamples, confidence=confidence, seed=seed)
 
 
 def paired_bootstrap(
-    before: Mapping[str, Ratio],
-    after: Mapping[str, Ratio],
-    *,
-    num_resamples: int = 1000,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
+    before: Mapping[str, Ratio], after: Mapping[str, Ratio], *, num_resamples: int = 1000, seed: int = SEED
 ) -> dict[str, Interval]:
     """Return percentile intervals of each metric's difference, `after - before`, over the same queries."""
-    return _intervals([before, after], num_resamples=num_resamples, confidence=confidence, seed=seed)
+    return _intervals([before, after], num_resamples=num_resamples, confidence=CONFIDENCE, seed=seed)
 
 
 def _intervals(

@@ -53,38 +53,22 @@ def make_record(
     report: Report,
     dataset: Dataset,
     *,
-    model_hash: str | None = None,
-    encoder: str | None = None,
-    head: str | None = None,
-    k: int | None = None,
-    index: str | None = None,
-    index_recall: float | None = None,
+    model: Mapping[str, Any],
+    search: Mapping[str, Any],
     scoring: Mapping[str, Any] | None = None,
-    seed: int | None = None,
-    dtype: str | None = None,
-    runtime: str | None = None,
     device: str | None = None,
     wall_seconds: float | None = None,
-    command: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return the result record of an evaluation on the test split; what is not known is null.
 
     Args:
         report: the figures.
         dataset: the data set whose test split was scored.
-        model_hash: SHA-256 that identifies the model, such as that of its manifest.
-        encoder: kind of the encoder.
-        head: what produced the scores: a model head, or the name of a baseline.
-        k: places that were fetched.
-        index: the index type.
-        index_recall: the index's measured recall against exact search.
+        model: what produced the scores: the model's hash, its encoder, head, seed, dtype and runtime.
+        search: the number of places that were fetched, the index and its recall against exact search.
         scoring: what else the ranking depends on: votes of neighbours, frequency dial.
-        seed: seed of the training run.
-        dtype: type of the encoder's weights.
-        runtime: what encoded the queries: torch or onnx.
         device: where the model ran.
         wall_seconds: how long the evaluation took.
-        command: the command line; the process's own when not given.
     """
     scored = test_split(dataset)
     record = {
@@ -113,18 +97,11 @@ def make_record(
             "train_relevance_sha256": pairs_sha256(dataset.train.relevance),
             "filter_sha256": None if scored.filtered is None else pairs_sha256(scored.filtered),
         },
-        "model": {
-            "sha256": model_hash,
-            "encoder": encoder,
-            "head": head,
-            "seed": seed,
-            "dtype": dtype,
-            "runtime": runtime,
-        },
-        "search": {"k": k, "index": index, "recall": index_recall},
-        "scoring": None if scoring is None else dict(scoring),
+        "model": model,
+        "search": search,
+        "scoring": scoring,
         "environment": describe_environment() | {"device": device},
-        "command": list(sys.argv if command is None else command),
+        "command": sys.argv,
         "wall_seconds": wall_seconds,
         "peak_rss_bytes": peak_rss_bytes(),
     }

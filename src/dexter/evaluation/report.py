@@ -24,7 +24,7 @@ from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
 from dexter.errors import DataError, UsageError
-from dexter.evaluation.intervals import CONFIDENCE, Interval, bootstrap, paired_bootstrap
+from dexter.evaluation.intervals import CONFIDENCE, SEED, Interval, bootstrap, paired_bootstrap
 from dexter.metrics import (
     Hits,
     LabelCounts,
@@ -104,7 +104,6 @@ def score_report(
     ks: Sequence[int] = (1, 3, 5),
     propensity: tuple[float, float] = (0.55, 1.5),
     num_resamples: int = 1000,
-    seed: int = 0,
 ) -> Report:
     """Score predictions for a split's queries.
 
@@ -116,7 +115,6 @@ def score_report(
         ks: the cut-offs.
         propensity: the constants (a, b).
         num_resamples: bootstrap resamples; 0 leaves the intervals out.
-        seed: seed of the resampling.
     """
     ks = checked_ks(ks)
     relevance = relevant_pairs(split.relevance)
@@ -135,7 +133,7 @@ def score_report(
         decile_sizes[name] |= {"least": int(frequencies.min()), "most": int(frequencies.max())}
     intervals = {}
     if num_resamples:
-        intervals = bootstrap(ratios, num_resamples=num_resamples, seed=seed)
+        intervals = bootstrap(ratios, num_resamples=num_resamples)
     predicted = ((top_ids >= 0) & (top_ids < relevance.shape[1])).sum(axis=1)
     return Report(
         metrics={name: ratio.value for name, ratio in ratios.items()} | label_metrics(counts),
@@ -149,7 +147,7 @@ def score_report(
         intervals=intervals,
         settings=_settings(ks, propensity, split, train_relevance)
         | {"num_predictions_removed": num_removed}
-        | {"intervals": {"num_resamples": num_resamples, "confidence": CONFIDENCE, "seed": seed}},
+        | {"intervals": {"num_resamples": num_resamples, "confidence": CONFIDENCE, "seed": SEED}},
     )
 
 
@@ -162,7 +160,6 @@ def compare(
     ks: Sequence[int] = (1, 3, 5),
     propensity: tuple[float, float] = (0.55, 1.5),
     num_resamples: int = 1000,
-    seed: int = 0,
 ) -> Comparison:
     """Compare two rankings of the same queries; a difference whose interval excludes zero is more than chance."""
     ks = checked_ks(ks)
@@ -176,10 +173,10 @@ def compare(
     return Comparison(
         before={name: ratio.value for name, ratio in before.items()},
         after={name: ratio.value for name, ratio in after.items()},
-        differences=paired_bootstrap(before, after, num_resamples=num_resamples, seed=seed),
+        differences=paired_bootstrap(before, after, num_resamples=num_resamples),
         num_queries=int(relevance.shape[0]),
         settings=_settings(ks, propensity, split, train_relevance)
-        | {"intervals": {"num_resamples": num_resamples, "confidence": CONFIDENCE, "seed": seed}},
+        | {"intervals": {"num_resamples": num_resamples, "confidence": CONFIDENCE, "seed": SEED}},
     )
 
 

@@ -110,7 +110,6 @@ def evaluate(
     ks: Sequence[int] | None = None,
     propensity: tuple[float, float] | None = None,
     num_resamples: int = 1000,
-    seed: int = 0,
     processes: Processes | None = None,
 ) -> Report:
     """Score a run on a data set's test split; labels are matched by id, so their order may differ.
@@ -121,18 +120,13 @@ def evaluate(
         ks: the cut-offs; if left out, those of `DEFAULT_KS` that the number of labels allows.
         propensity: the constants (a, b) of PSP; the data set's own if left out.
         num_resamples: bootstrap resamples for the intervals; 0 leaves them out.
-        seed: seed of the resampling.
         processes: each process ranks the labels for its share of the queries, and all return the whole report.
     """
     from dexter.data.formats import load_dataset
 
     dataset = data if isinstance(data, Dataset) else load_dataset(data)
     predictor = run if isinstance(run, Predictor) else Predictor.load(run)
-    settings: dict[str, Any] = {
-        "propensity": propensity or dataset.propensity,
-        "num_resamples": num_resamples,
-        "seed": seed,
-    }
+    settings: dict[str, Any] = {"propensity": propensity or dataset.propensity, "num_resamples": num_resamples}
     return _rank_and_score(predictor, _filter_own(predictor, dataset), ks, processes, **settings)[0]
 
 
@@ -162,16 +156,20 @@ def evaluate_run(
     described = make_record(
         report,
         scored.dataset,
-        model_hash=predictor.fingerprint,
-        encoder=type(predictor.model.encoder).__name__,
-        head=predictor.choice.head,
-        k=max(report.settings["ks"]),
-        index=predictor.index.backend,
-        index_recall=predictor.index.recall,
+        model={
+            "sha256": predictor.fingerprint,
+            "encoder": type(predictor.model.encoder).__name__,
+            "head": predictor.choice.head,
+            "seed": predictor.model.facts.get("seed"),
+            "dtype": "float32" if exported is None else exported.precision,
+            "runtime": runtime,
+        },
+        search={
+            "k": max(report.settings["ks"]),
+            "index": predictor.index.backend,
+            "recall": predictor.index.recall,
+        },
         scoring=asdict(predictor.choice),
-        seed=predictor.model.facts.get("seed"),
-        dtype="float32" if exported is None else exported.precision,
-        runtime=runtime,
         device=str(predictor.model.representations_LD.device),
         wall_seconds=time.monotonic() - started,
     )
@@ -190,7 +188,6 @@ def compare_runs(
     ks: Sequence[int] | None = None,
     propensity: tuple[float, float] | None = None,
     num_resamples: int = 1000,
-    seed: int = 0,
 ) -> RunComparison:
     """Score every run on the same queries, and compare each but the first with the first.
 
@@ -210,7 +207,7 @@ def compare_runs(
         name: score_report(top_ids, split, relevance, num_resamples=0, **settings) for name, top_ids in tops.items()
     }
     differences = {
-        name: compare(tops[names[0]], tops[name], split, relevance, num_resamples=num_resamples, seed=seed, **settings)
+        name: compare(tops[names[0]], tops[name], split, relevance, num_resamples=num_resamples, **settings)
         for name in names[1:]
     }
     return RunComparison(reports, differences)

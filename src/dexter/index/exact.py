@@ -32,15 +32,13 @@ from dexter.types import TopK
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-MEMORY_BUDGET = 256 * 2**20
-"""Default bytes for scores held at a time."""
 GROUP = 32
 """Columns whose maximum is taken together: the shortest run that vectorises well."""
 ROWS = 512
 """Queries in a tile: enough for the matrix product to run near its peak."""
 COLUMNS = 8_192
-"""Labels in a tile: few enough that its scores are still in the last cache when the group maxima are taken, many enough
-that threads seldom wait for each other."""
+"""Labels in a tile, a multiple of `GROUP`: few enough that its scores are still in the last cache when the group maxima
+are taken, many enough that threads seldom wait for each other."""
 KEYS = 2**21
 """Scores of a tile that are examined again at a time; reached only where very many labels are equal."""
 MERGED_QUERIES = 2**16
@@ -51,20 +49,12 @@ NO_KEY = -0x7F800001 << 32
 """Below every other key: minus infinity, and no column."""
 
 
-class Tiling(NamedTuple):
-    """Size of a tile: a matrix product of `rows` queries and `width` labels."""
-
-    rows: int
-    width: int
-
-
 @torch.no_grad()
 def search(
     queries_ND: Tensor | np.ndarray,
     labels_LD: Tensor | np.ndarray,
     k: int,
     *,
-    memory_budget: int = MEMORY_BUDGET,
     exclude: csr_matrix | None = None,
     ceiling: np.ndarray | None = None,
 ) -> TopK:
@@ -74,22 +64,21 @@ def search(
         queries_ND: one vector per query. Vectors of another type than float32 are converted, a part at a time.
         labels_LD: one vector per label; the search runs on the device they are on.
         k: labels per query. Fewer are found where there are fewer; such rows end in id -1 and score minus infinity.
-        memory_budget: bytes for the scores held at a time and what is derived from them; the result is not counted.
         exclude: queries x labels; a stored entry marks a pair that is never returned (a filter pair, a positive).
         ceiling: one number per query; labels that score above it are never returned.
     """
     queries_ND, labels_LD = torch.as_tensor(queries_ND), torch.as_tensor(labels_LD)
     check_arguments(queries_ND, labels_LD, k, exclude, ceiling)
     num_queries, num_labels = len(queries_ND), len(labels_LD)
-    tiling = _choose_tiling(num_queries, num_labels, memory_budget)
-    scores_BC = torch.empty(tiling.rows, tiling.width, device=labels_LD.device)
+    num_rows, width = min(num_queries, ROWS), min(-(-num_labels // GROUP) * GROUP, COLUMNS)
+    scores_BC = torch.empty(num_rows, width, device=labels_LD.device)
     found = TopK(np.full((num_queries, k), -1, dtype=np.int64), np.full((num_queries, k), -np.inf, dtype=np.float32))
-    for rows in _slices(0, num_queries, tiling.rows):
+    for rows in _slices(num_queries, ROWS):
         tile_queries_BD = queries_ND[rows].to(labels_LD.device, torch.float32)
         limits_B1 = None if ceiling is None else torch.as_tensor(ceiling[rows]).to(tile_queries_BD).unsqueeze(1)
         excluded = None if exclude is None else _ExcludedPairs.of(exclude[rows])
         best_BK = torch.empty(len(tile_queries_BD), 0, dtype=torch.int64, device=labels_LD.device)
-        for columns in _slices(0, num_labels, tiling.width):
+        for columns in _slices(num_labels, COLUMNS):
             tile_BC, maxima_BG = _score(tile_queries_BD, labels_LD, columns, scores_BC, excluded, limits_B1)
             floors_B1 = kth_largest(maxima_BG, k) if best_BK.shape[1] < k else scores_of(best_BK.amin(1, keepdim=True))
             keys_BK = _select(tile_BC, maxima_BG, floors_B1, k, first_column=columns.start)
@@ -126,8 +115,6 @@ def search_shards(
     label_ids: np.ndarray | None = None,
     processes: Processes | None = None,
     exclude: csr_matrix | None = None,
-    ceiling: np.ndarray | None = None,
-    memory_budget: int = MEMORY_BUDGET,
 ) -> TopK:
     """Find the k best labels of all processes for each query: each searches its own labels, the results are merged.
 
@@ -141,18 +128,15 @@ def search_shards(
         label_ids: ids of the held labels among those of all processes, ascending; needed where there are several.
         processes: those that hold the other labels; a single process if left out.
         exclude: queries x held labels; pairs that are never returned.
-        ceiling: one number per query; labels that score above it are never returned.
-        memory_budget: as in `search`.
     """
     processes = processes or SingleProcess()
-    found = search(queries_ND, labels_LD, k, exclude=exclude, ceiling=ceiling, memory_budget=memory_budget)
+    found = search(queries_ND, labels_LD, k, exclude=exclude)
     if processes.size == 1:
         return found
     assert label_ids is not None
     ids_NK = np.append(label_ids, -1)[found.ids]
     merged = [
-        _merge(processes, ids_NK[part], found.scores[part], k)
-        for part in _slices(0, max(len(ids_NK), 1), MERGED_QUERIES)
+        _merge(processes, ids_NK[part], found.scores[part], k) for part in _slices(max(len(ids_NK), 1), MERGED_QUERIES)
     ]
     return TopK(np.concatenate([part.ids for part in merged]), np.concatenate([part.scores for part in merged]))
 
@@ -205,18 +189,9 @@ def check_arguments(
         raise UsageError(f"the ceiling has shape {ceiling.shape}: expected one number per query, {expected[:1]}")
 
 
-def _choose_tiling(num_queries: int, num_labels: int, memory_budget: int) -> Tiling:
-    """Choose tile sizes within the budget: up to `ROWS` queries, then as many labels as fit, up to `COLUMNS`."""
-    # Four bytes for a score, and up to one more for group maxima, keys of found labels and selection.
-    entries = memory_budget // 5
-    rows = max(1, min(num_queries, ROWS, entries // COLUMNS))
-    width = min(COLUMNS, entries // rows, num_labels + GROUP - 1)
-    return Tiling(rows, max(GROUP, width // GROUP * GROUP))
-
-
-def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Yield consecutive slices of at most `size` from start to stop."""
-    for first in range(start, stop, size):
+def _slices(stop: int, size: int) -> Iterator[slice]:
+    """Yield consecutive slices of at most `size` from 0 to stop."""
+    for first in range(0, stop, size):
         yield slice(first, min(first + size, stop))
 
 
@@ -246,7 +221,7 @@ def _score(
 
 def _select(scores_BC: Tensor, maxima_BG: Tensor, floors_B1: Tensor, k: int, *, first_column: int) -> Tensor:
     """Return keys of the k best columns of each row, a few rows at a time; `NO_KEY` where there are fewer."""
-    parts = _slices(0, len(scores_BC), max(1, KEYS // scores_BC.shape[1]))
+    parts = _slices(len(scores_BC), max(1, KEYS // scores_BC.shape[1]))
     found = [
         _best_above(scores_BC[rows], maxima_BG[rows], floors_B1[rows], k, first_column=first_column) for rows in parts
     ]
