@@ -48,6 +48,14 @@ def all_verbs():
         yield from (f"{name} {inner}" for inner in command.commands) if hasattr(command, "commands") else (name,)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    """Where to compute: each test that takes this runs on the CPU, and by `make test-gpu` on a CUDA device."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def world():
     return make_world()

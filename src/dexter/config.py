@@ -259,10 +259,16 @@ class TrainConfig:
     scale_with_processes: bool = False
     """Whether batch.size and the learning rates are those of one process, to be multiplied by the number of processes
     when the run starts. The saved settings have the products, and false here."""
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    """Number format of the encoder's matrix products; losses and optimisers compute in float32."""
     tokens_per_micro_batch: int = 0
     """Tokens encoded at once; 0: chosen for the device."""
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    """Arithmetic inside a transformer; losses, weights and optimiser states are always float32. All but `float32` let a
+    CUDA device multiply matrices as TF32; `float16` scales gradients and skips steps whose gradient overflows."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each layer of a transformer for the backward pass, and compute the rest again: about a
+    third more time for a fraction of the memory."""
+    compile: bool = False
+    """Compile the transformer with torch.compile: minutes at the start, faster steps on a GPU."""
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
     threads: int = 0

@@ -52,10 +52,10 @@ def test_a_transformer_learns(small_world, pretrained, tmp_path, recipe):
 
 def test_a_transformer_run_resumes_bit_for_bit(small_world, pretrained, tmp_path, monkeypatch):
     overrides = settings(pretrained, **{"train.epochs": 2})
-    dexter.train(small_world, recipe="dexml", out=tmp_path / "whole", overrides=overrides)
+    dexter.train(small_world, recipe="dexml", out=tmp_path / "whole", overrides=overrides, keep_checkpoints=True)
     stop_after(monkeypatch, 5)
     with pytest.raises(Interrupted):
         dexter.train(small_world, recipe="dexml", out=tmp_path / "parts", overrides=overrides)
     monkeypatch.undo()
-    dexter.train(small_world, out=tmp_path / "parts", resume=True)
+    dexter.train(small_world, out=tmp_path / "parts", resume=True, keep_checkpoints=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")

@@ -196,6 +196,34 @@ class TransformerEncoder(nn.Module):
         """Compute attention by matrix products and a softmax, as the ONNX exporter needs, until the next forward."""
         self._attend_with("eager")
 
+    def checkpoint_activations(self) -> None:
+        """Keep only the input of each layer for the backward pass, and compute the rest again with the same dropout."""
+        if not self.model.supports_gradient_checkpointing:
+            raise UsageError(
+                f"train.activation_checkpointing: {type(self.model).__name__} cannot compute its layers again: "
+                "set train.activation_checkpointing=false"
+            )
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    def compile_model(self) -> None:
+        """Compile the model with torch.compile and try it once; batches are padded from now on.
+
+        Packing would compile anew for each set of lengths. Dropout draws from torch's own generators, so that gradient
+        caching can replay it.
+        """
+        self.packed = False
+        self.model.compile(dynamic=True, options={"fallback_random": True})
+        ids = torch.full((7,), self.padding_id, device=self.model.device)
+        offsets = torch.tensor([0, 4, 7], device=self.model.device)
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices=devices):
+                self(ids, offsets).sum().backward()
+        except Exception as error:  # the compiler, its back ends and the model raise anything
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise UsageError(f"train.compile: torch.compile failed ({reason}): set train.compile=false") from error
+        self.zero_grad(set_to_none=True)
+
     def _packs(self, device: torch.device) -> bool:
         wanted = device.type == "cpu" if self.packed is None else self.packed
         return wanted and self.first_position is not None

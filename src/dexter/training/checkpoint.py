@@ -239,6 +239,8 @@ def take_state(trainer: Trainer) -> Checkpoint:
     label_rows = {name: value for name, value in objective.items() if is_by_label(name)}
     label_rows |= {f"optimizer:{name}": value for name, value in trainer.optimizers.state(by_label=True).items()}
     counters = {name: getattr(trainer, name) for name in _COUNTERS}
+    if trainer.scaler is not None:
+        counters["scaler"] = trainer.scaler.state()
     own = random_state() | ({} if trainer.label_cache is None else trainer.label_cache.state())
     return Checkpoint(trainer.step, tensors, counters, trainer.shard.labels, label_rows, own=own)
 
@@ -261,6 +263,8 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
         setattr(trainer, name, checkpoint.values[name])
     if trainer.label_cache is not None:
         trainer.label_cache.load_state(checkpoint.own, trainer.device)
+    if trainer.scaler is not None:
+        trainer.scaler.load_state(checkpoint.values["scaler"])
     if checkpoint.own:
         restore_random_state(checkpoint.own)
     else:

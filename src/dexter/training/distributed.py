@@ -81,10 +81,11 @@ class ProcessGroup:
 
     def device(self, name: str) -> str:
         """The device of this rank, given that of the run: each rank of a machine has a CUDA device of its own."""
-        if self.size == 1 or name != "cuda":
-            return name
-        torch.cuda.set_device(self.launch.local_rank)
-        return f"cuda:{self.launch.local_rank}"
+        chosen = f"cuda:{self.launch.local_rank}" if self.size > 1 and name == "cuda" else name
+        if chosen.startswith("cuda:"):
+            # Random states are captured and restored on the current device.
+            torch.cuda.set_device(chosen)
+        return chosen
 
     def threads(self, wanted: int) -> int:
         """CPU threads of this rank: the wanted number, limited to its share of the cores."""

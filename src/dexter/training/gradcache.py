@@ -49,7 +49,9 @@ class _Cached:
     random_states: list[_RandomState] = field(default_factory=list)
 
 
-def backward(objective: Callable[..., Tensor], *inputs: EncoderInput, watch: Stopwatch | None = None) -> StepResult:
+def backward(
+    objective: Callable[..., Tensor], *inputs: EncoderInput, scale: float = 1.0, watch: Stopwatch | None = None
+) -> StepResult:
     """Add to every parameter's gradient what `objective(*representations).backward()` would, one micro-batch at a time.
 
     1. Encode each input in micro-batches without a graph, keeping the random state each one started from.
@@ -57,6 +59,9 @@ def backward(objective: Callable[..., Tensor], *inputs: EncoderInput, watch: Sto
     3. Encode each micro-batch again with its graph and its random state, and backpropagate its part of that gradient.
     An input of one micro-batch keeps its graph in step 1 and is not encoded again. The stopwatch calls the three steps
     `encode`, `loss` and `backward`.
+
+    `scale` multiplies the gradient that enters the encoder in step 3, and so all gradients of the encoder's parameters,
+    but not those of the objective's own parameters, nor the result.
     """
     watch = watch or Stopwatch()
     with watch("encode"):
@@ -67,7 +72,7 @@ def backward(objective: Callable[..., Tensor], *inputs: EncoderInput, watch: Sto
         gradients = tuple(_gradient(entry.representations) for entry in cached)
     with watch("backward"):
         for texts, entry, gradient in zip(inputs, cached, gradients, strict=True):
-            _backpropagate(texts, entry, gradient)
+            _backpropagate(texts, entry, gradient if scale == 1.0 else scale * gradient)
     return StepResult(loss.detach(), gradients)
 
 

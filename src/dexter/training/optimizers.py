@@ -84,6 +84,11 @@ class Optimizers:
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
             optimizer.step()
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Drop all gradients, after a step or instead of one."""
+        for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def schedule(self, step: int) -> float:
@@ -106,8 +111,10 @@ class Optimizers:
         for name, parameter, optimizer, _ in self._named():
             prefix = f"{name}."
             entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            # Fused AdamW counts its steps on the device, the row optimiser in the memory of the process.
+            stays = isinstance(optimizer, RowOptimizer)
             optimizer.state[parameter] = {
-                key: value.to(parameter.device) if value.ndim else value for key, value in entries.items()
+                key: value if stays and not value.ndim else value.to(parameter.device) for key, value in entries.items()
             }
 
     def _clip(self, largest_norm: float) -> None:

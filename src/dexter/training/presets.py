@@ -9,6 +9,7 @@ from dataclasses import replace
 from dexter.config import CORRECTED_LOSSES, BatchConfig, Config, ValidationConfig
 from dexter.data import Dataset
 from dexter.errors import UsageError
+from dexter.training.precision import check_precision
 
 _STATIC_RATE = 5e-3
 _TRANSFORMER_RATE = 5e-5
@@ -32,11 +33,11 @@ def resolve_presets(config: Config, dataset: Dataset, *, num_processes: int = 1)
     """Choose every open value from the data and this machine; raise a UsageError where they do not fit the settings."""
     if config.train.device != "auto":
         check_device(config.train.device)
-    if config.train.precision != "float32":
-        raise UsageError(f"train.precision {config.train.precision} cannot be trained with yet: set float32")
-    return resolve_counts(
+    resolved = resolve_counts(
         config, num_queries=len(dataset.train), num_labels=dataset.num_labels, num_processes=num_processes
     )
+    check_precision(resolved.train.precision, resolved.train.device)
+    return resolved
 
 
 def resolve_counts(config: Config, *, num_queries: int, num_labels: int, num_processes: int = 1) -> Config:
@@ -75,7 +76,8 @@ def describe(config: Config, *, num_steps: int, num_processes: int = 1) -> str:
         f"recipe {config.recipe}: {config.encoder.kind} encoder, loss {config.loss.name}, pool {config.batch.pool}, "
         f"{train.epochs} epochs of {num_steps:,} steps x {config.batch.size} queries, "
         f"learning rate {train.learning_rate:.2g}, {train.tokens_per_micro_batch:,} tokens per micro-batch, "
-        f"{train.device}, {train.threads} threads" + (f", {num_processes} processes" if num_processes > 1 else "")
+        f"{train.device}, {train.precision}, {train.threads} threads"
+        + (f", {num_processes} processes" if num_processes > 1 else "")
     )
 
 

@@ -23,6 +23,7 @@ from dexter.data.own_labels import find_own_labels
 from dexter.data.tokens import Tokens
 from dexter.encoders import build_encoder, embed
 from dexter.encoders.static import StaticEncoder
+from dexter.encoders.transformer import TransformerEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
 from dexter.index import search_shards
@@ -46,6 +47,7 @@ from dexter.training.label_cache import LabelCache
 from dexter.training.log import Interrupts, SilentLog, Stopwatch, TrainingLog
 from dexter.training.objective import build_objective, spread
 from dexter.training.optimizers import build_optimizers
+from dexter.training.precision import GradientScaler, autocast, tf32_products
 from dexter.training.presets import describe
 from dexter.training.run import (
     Run,
@@ -133,6 +135,11 @@ class Trainer:
             config.encoder, self.train_split.texts, dataset.label_texts, device=self.device, seed=config.seed
         )
         self.encoder.tokens_per_batch = config.train.tokens_per_micro_batch
+        if isinstance(self.encoder, TransformerEncoder):
+            if config.train.activation_checkpointing:
+                self.encoder.checkpoint_activations()
+            if config.train.compile:
+                self.encoder.compile_model()
         label_texts, self.text_of_label = distinct_texts(dataset.label_texts)
         self.shard = LabelShard.of(self.text_of_label, rank=processes.rank, size=processes.size)
         self.query_tokens = self.encoder.tokenize(self.train_split.texts, side="query", progress=processes.is_first)
@@ -167,6 +174,8 @@ class Trainer:
             touched=self._first_ids(),
             processes=processes,
         )
+        scaled = config.train.precision == "float16" and isinstance(self.encoder, TransformerEncoder)
+        self.scaler = GradientScaler() if scaled else None
         if processes.size > 1:
             seed_rank(config.seed, processes.rank)
         self.step = 0
@@ -240,7 +249,8 @@ class Trainer:
     def take_step(self) -> StepResult:
         """Train on one batch: encode, loss, gradients, update."""
         if self.sampler.is_due_refresh(self.step):
-            self._refresh()
+            with tf32_products(self.config.train.precision, self.device):
+                self._refresh()
         with self.watch("batch"):
             rows = self.sampler.rows(self.step)
             whole_pool = self.sampler.pool(rows, self.step)
@@ -268,13 +278,19 @@ class Trainer:
             inputs.append(self._encoder_input(self.label_tokens, texts))
         self.encoder.train()
         self.objective.train()
-        result = backward(objective, *inputs, watch=self.watch)
+        scale = 1.0 if self.scaler is None else self.scaler.scale
+        with tf32_products(self.config.train.precision, self.device):
+            result = backward(objective, *inputs, scale=scale, watch=self.watch)
         self._check_finite(result, rows)
         with self.watch("update"):
             if cache is not None:
                 cache.note_gradients()
             add_gradients(self.optimizers.parts, self.processes)
-            self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
+            if self.scaler is None or self.scaler.unscale(self.encoder.parameters(), self.processes):
+                self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
+            else:
+                self.optimizers.forget_gradients()
+                log.info("step %d: skipped, float16 gradient overflowed; scale now %g", self.step, self.scaler.scale)
         self.step += 1
         return result
 
@@ -294,10 +310,13 @@ class Trainer:
 
     def _encoder_input(self, tokens: Tokens, rows: NDArray[np.int64]) -> EncoderInput:
         """Some texts, given by their rows in a token table, as gradient caching wants them."""
+        precision = self.config.train.precision if isinstance(self.encoder, TransformerEncoder) else "float32"
 
         def encode(positions: NDArray[np.int64]) -> Tensor:
             ids, offsets = tokens.select(rows[positions])
-            return self.encoder(_tensor(ids, self.device), _tensor(offsets, self.device))  # type: ignore[no-any-return]
+            with autocast(precision, self.device):
+                vectors_ND: Tensor = self.encoder(_tensor(ids, self.device), _tensor(offsets, self.device))
+            return vectors_ND
 
         return EncoderInput(
             encode=encode,
