@@ -16,8 +16,8 @@ sampled positive per query and step):
     soft top-5      83.42  60.95   91.30
     soft top-100    52.34  37.41   93.72
 
-"BCE + bias" is the recipe `bce`, which learns a scale and a bias for all scores; the poster does not have it. Whether
-the poster's pattern shows is therefore said of the other five.
+"BCE + bias" is the recipe `bce-scaled`, which learns a scale and a bias for all scores; the poster does not have it.
+Whether the poster's pattern shows is therefore said of the other five.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from dexter.training import train
 
 METRICS = ("P@1", "P@5", "R@100")
 LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
-    "BCE": ("bce", {"loss.learn_scale": False, "loss.temperature": 0.05}),
-    "BCE + bias": ("bce", {}),
-    "softmax": ("dexml", {"loss.name": "softmax"}),
-    "decoupled": ("dexml", {}),
-    "soft top-5": ("dexml-topk", {"loss.k": 5}),
-    "soft top-100": ("dexml-topk", {"loss.k": 100}),
+    "BCE": ("bce-scaled", {"loss.learn_scale": False, "loss.temperature": 0.05}),
+    "BCE + bias": ("bce-scaled", {}),
+    "softmax": ("dexml", {"loss.name": "softmax", "loss.positives": 0}),
+    "decoupled": ("dexml", {"loss.positives": 0}),
+    "soft top-5": ("dexml-topk", {"loss.k": 5, "loss.positives": 0}),
+    "soft top-100": ("dexml-topk", {"loss.k": 100, "loss.positives": 0}),
 }
 """The rows of the table: a recipe and what differs from it."""
 DATA_SETTINGS: dict[str, dict[str, Any]] = {

@@ -125,11 +125,6 @@ class BatchConfig:
     cluster_doubling: int = 0
     """Epochs after which clusters double in size, from one query to a batch (NGAME); 0: whole batches at once."""
 
-    @property
-    def shortlist_length(self) -> int:
-        """Labels kept per query at each mining."""
-        return self.shortlist or self.hard_negatives * self.refresh
-
     def __post_init__(self) -> None:
         for name in (
             "size",

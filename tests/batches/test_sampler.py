@@ -6,14 +6,16 @@ import torch
 from scipy.sparse import csr_matrix
 
 from dexter.batches.sampler import Sampler
-from dexter.config import BatchConfig
+from dexter.config import BatchConfig, LossConfig
 from dexter.data import Split
 
 
 def sampler(num_queries, **settings):
     relevance = csr_matrix(np.eye(num_queries, 7, dtype=np.float32) + np.eye(num_queries, 7, 3, dtype=np.float32))
     texts = [f"query {number}" for number in range(num_queries)]
-    return Sampler(Split(texts, texts, relevance), BatchConfig(pool="sampled", positives=1, **settings), seed=0)
+    return Sampler(
+        Split(texts, texts, relevance), BatchConfig(pool="sampled", positives=1, **settings), LossConfig(), seed=0
+    )
 
 
 def queries_of_an_epoch(made, epoch):

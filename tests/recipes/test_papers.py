@@ -6,6 +6,7 @@ from dexter.config import load_config
 from dexter.recipes import paper_names, read_recipe
 
 DEXML = {  # Gupta et al., ICLR 2024, and its public code's base configuration
+    "data.own_labels": "keep",
     "encoder.kind": "transformer",
     "encoder.pretrained": "distilbert-base-uncased",
     "encoder.pooling": "cls",
@@ -62,6 +63,7 @@ HARD = {  # 100 nearest labels, one drawn, from epoch 5 on, mined every 5 epochs
     "batch.refresh": 5,
 }
 SUPCONDE = {  # Kharbanda et al., 2024, section 4 and appendix C, and its public code
+    "data.own_labels": "keep",
     "encoder.kind": "transformer",
     "encoder.pretrained": "sentence-transformers/msmarco-distilbert-base-v4",
     "encoder.pooling": "mean",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
+    from dexter.config import BatchConfig
     from dexter.index import Index
     from dexter.processes import Processes
 
@@ -93,6 +94,11 @@ def _approximate_index(queries_ND: Tensor | np.ndarray, labels_LD: Tensor | np.n
     except ModelError as error:
         log.warning("mining is exact: %s", error)
         return None
+
+
+def shortlist_length(batch: BatchConfig, num_labels: int) -> int:
+    """Labels kept per query at each mining; 0 without hard negatives."""
+    return min(batch.shortlist or batch.hard_negatives * batch.refresh, num_labels)
 
 
 def draw_hard_negatives(

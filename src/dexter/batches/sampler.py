@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.batches.clusters import balanced_clusters
-from dexter.batches.mining import draw_hard_negatives, mine_hard_negatives
+from dexter.batches.mining import draw_hard_negatives, mine_hard_negatives, shortlist_length
 from dexter.batches.order import clustered, curriculum_cluster_size, shuffled, steps_per_epoch
 from dexter.batches.pool import (
     Pool,
@@ -37,8 +37,8 @@ from dexter.processes import LabelShard, Processes
 class Sampler:
     """The batches of an epoch and the label pool of a step."""
 
-    def __init__(self, split: Split, config: BatchConfig, loss: LossConfig | None = None, *, seed: int) -> None:
-        self.loss = loss or LossConfig()
+    def __init__(self, split: Split, config: BatchConfig, loss: LossConfig, *, seed: int) -> None:
+        self.loss = loss
         self.relevance, self.filtered, self.config, self.seed = split.relevance, split.filtered, config, seed
         self.num_queries, self.num_labels = split.relevance.shape
         self._leaf_of_query: NDArray[np.int64] | None = None
@@ -186,7 +186,7 @@ class Sampler:
             queries_ND,
             labels_LD,
             unwanted if shard is None else shard.columns(unwanted),
-            num_negatives=min(self.config.shortlist_length, self.num_labels),
+            num_negatives=shortlist_length(self.config, self.num_labels),
             label_ids=None if shard is None else shard.labels,
             processes=processes,
         )

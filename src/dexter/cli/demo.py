@@ -34,7 +34,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "unidec": {"train.epochs": 8, "batch.start": 2, "batch.refresh": 3, "validation.every_epochs": 2},
     "dexter": {},
 }
-"""The recipes that are trained. The published 20 epochs of unidec gain little here, and somebody is waiting."""
+"""The recipes that are trained. The 20 epochs of the recipe unidec gain little here, and somebody is waiting."""
 
 
 def run_demo(out: Path, *, overrides: Mapping[str, Any] | None = None) -> None:
@@ -81,7 +81,7 @@ def _baselines(dataset: Dataset) -> dict[str, NDArray[np.int64]]:
 
 
 def _rank_by_heads(run: Run, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
-    """Rankings of the test queries by each head of a run, as UniDEC was published: no neighbours, no choice."""
+    """Rankings of the test queries by each head of a run, as in UniDEC's paper: no neighbours, no choice."""
     split, model = test_split(dataset), Predictor.load(run.path).model
     return {
         f"unidec, {head}": predict_columns(

@@ -49,6 +49,7 @@ from dexter.cli.options import (
     parse_propensity,
     parse_runtime,
 )
+from dexter.cli.recipes import recipes_app
 from dexter.config import DEFAULT_RECIPE
 from dexter.errors import DexterError, UsageError
 from dexter.processes import read_launch
@@ -71,6 +72,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(labels_app, name="labels")
+app.add_typer(recipes_app, name="recipes")
 
 log = logging.getLogger("dexter")
 _INTERRUPTED = 130

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from dexter.batches.mining import shortlist_length
 from dexter.config import MAX_TUNING_QUERIES, Config
 from dexter.index import exact as search
 from dexter.losses.streaming import TILE_ELEMENTS, Streaming, plan_tiles
@@ -27,7 +28,6 @@ from dexter.planning.sizes import (
     num_heads,
     pool_size,
     score_width,
-    shortlist_length,
     steps_per_epoch,
     texts_per_step,
 )
@@ -251,7 +251,7 @@ def _refresh(sizes: Sizes, config: Config, labels: int) -> Iterator[Term]:
     searched = search_bytes(queries, labels) if config.batch.hard_negatives else 0
     setting = "train.tokens_per_micro_batch" if at_once > searched else ""
     yield Term("search and encoding", max(at_once, searched), setting=setting, phase="refresh")
-    pairs = (queries, shortlist_length(sizes, config))
+    pairs = (queries, shortlist_length(config.batch, sizes.num_labels))
     yield _product("hard negatives found", *pairs, 16, setting="batch.refresh", phase="refresh", location="process")
     yield _product("hard negatives", *pairs, 4, setting="batch.refresh", location="process")
     if config.batch.order == "clustered":
@@ -389,7 +389,7 @@ def weights_bytes(sizes: Sizes, config: Config) -> int:
 
 def checkpoint_bytes(sizes: Sizes, config: Config) -> int:
     """Bytes of a checkpoint: weights and two moments of each, hard negatives and clusters."""
-    total = 3 * weights_bytes(sizes, config) + 4 * sizes.num_queries * shortlist_length(sizes, config)
+    total = 3 * weights_bytes(sizes, config) + 4 * sizes.num_queries * shortlist_length(config.batch, sizes.num_labels)
     if config.head.classifier:
         total += FLOAT * sizes.num_labels
     if config.batch.order == "clustered":

@@ -155,11 +155,6 @@ def needs_refresh(config: Config) -> bool:
     ) and config.batch.start < config.train.epochs
 
 
-def shortlist_length(sizes: Sizes, config: Config) -> int:
-    """Hard negatives kept per query between two refreshes."""
-    return min(config.batch.shortlist_length, sizes.num_labels)
-
-
 def num_heads(config: Config) -> int:
     """Heads of the model: the encoder's, and the classifier if there is one."""
     return 2 if config.head.classifier else 1
