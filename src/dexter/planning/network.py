@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dexter.batches.mining import shortlist_length
 from dexter.config import Config
-from dexter.planning.sizes import Sizes, batch_size, needs_refresh, num_heads, score_width, shortlist_length
+from dexter.planning.sizes import Sizes, batch_size, needs_refresh, num_heads, score_width
 
 _FLOAT = 4
 _MAXIMA = {"softmax": 1, "decoupled_softmax": 1, "psl": 1, "soft_topk": 2}
@@ -60,7 +61,7 @@ def refresh_exchanges(sizes: Sizes, config: Config, *, world_size: int) -> list[
     if not needs_refresh(config):
         return []
     exchanges = [gathered("queries", _FLOAT * sizes.num_queries * score_width(sizes, config), world_size)]
-    kept = 12 * shortlist_length(sizes, config) * sizes.num_queries
+    kept = 12 * shortlist_length(config.batch, sizes.num_labels) * sizes.num_queries
     exchanges.append(gathered("top labels", kept * world_size, world_size))
     return [exchange for exchange in exchanges if exchange.sent]
 
