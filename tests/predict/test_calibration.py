@@ -1,5 +1,7 @@
 """Probabilities: monotone, honest on fresh data, by band; thresholds that keep their word."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
@@ -96,7 +98,7 @@ def test_thresholds_keep_their_word_on_fresh_queries():
 def test_saved_as_plain_values_and_read_again():
     found, relevance, counts, *_ = draw(0)
     calibration = calibrate(found, relevance, counts)
-    assert Calibration.from_json(calibration.to_json()) == calibration
+    assert Calibration.from_json(asdict(calibration)) == calibration
     for broken in (
         {"maps": {}, "operating": []},
         {"maps": {"all": {"leads": [1.0], "probabilities": []}}, "operating": []},

@@ -12,7 +12,7 @@ Shapes: N queries, K places.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -122,13 +122,9 @@ class Calibration:
         best = max(point.precision for point in self.operating)
         raise UsageError(f"no threshold has precision {precision:g} on validation; the highest is {best:.3f}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, from which `from_json` makes it again."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Calibration:
-        """Make it from the values of `to_json`."""
+        """Make it from plain values, as `dataclasses.asdict` returns them."""
         maps = {
             str(band): MonotoneMap(tuple(map(float, entry["leads"])), tuple(map(float, entry["probabilities"])))
             for band, entry in values["maps"].items()

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
-from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,12 +19,11 @@ from dexter.predict import Prediction
 from dexter.serving.batching import IsDisconnected
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import Text
-from dexter.serving.routes import cut_texts
+from dexter.serving.routes import cut_texts, read_form
 from dexter.serving.runs import PredictOptions, ServedRun, ServedRuns
 from dexter.serving.settings import MAX_K
 
 _MAX_DOCUMENTS = 32
-_MAX_FIELDS = 1_000
 _MIN_SCORE = 1e-9
 _STEP = 1.0 - 1e-6
 """Ratio of two scores that would be equal or out of order; Annif's single precision can tell them apart."""
@@ -87,7 +85,7 @@ def annif_routes(runs: ServedRuns) -> APIRouter:
     @router.post("/projects/{project_id}/suggest", openapi_extra=_FORM_SCHEMA)
     async def suggest(project_id: str, request: Request) -> _Suggestions:
         """Suggest labels for a text, sent as a form: text, limit, threshold."""
-        run, form = runs.get(project_id), await _read_form(request)
+        run, form = runs.get(project_id), _parse_form(await read_form(request))
         [found] = await suggest_all(run, [form.text], form.limit, form.threshold, request.is_disconnected)
         return _Suggestions(results=found)
 
@@ -156,20 +154,12 @@ def _project(run: ServedRun) -> dict[str, Any]:
     }
 
 
-async def _read_form(request: Request) -> _Form:
-    """Read a URL-encoded form; files are refused."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise Problem(415, "form", "expected a form: application/x-www-form-urlencoded")
-    body = await request.body()
+def _parse_form(fields: dict[str, str]) -> _Form:
     try:
-        fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS))
         return _Form.model_validate(fields)
     except ValidationError as error:
         names = sorted({str(entry["loc"][0]) for entry in error.errors()})
         raise Problem(400, "form", f"missing or not valid: {', '.join(names)}") from None
-    except ValueError:
-        raise Problem(400, "form", "the body is not a form in UTF-8") from None
 
 
 _FIELD_SCHEMAS: dict[str, dict[str, Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 from fastapi import APIRouter, Header, Query, Request
@@ -42,6 +43,7 @@ _DEFAULT_K, _DEFAULT_K_WITH_THRESHOLD = 5, 100
 _MAX_EXPLAINED_TEXTS, _MAX_EXPLAINED_LABELS = 4, 20
 """Explaining encodes a text once more for each of its words."""
 _MAX_LABELS_PER_PAGE = 1_000
+_MAX_FORM_FIELDS = 1_000
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SHOWN_LIMITS = (
     "max_body_bytes",
@@ -121,6 +123,18 @@ def cut_texts(texts: Sequence[str], settings: ServeSettings) -> list[str]:
         if not text.strip():
             raise Problem(422, "empty", f"text {position} of the request is empty")
     return kept
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Read the fields of a URL-encoded form; files are refused."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/x-www-form-urlencoded":
+        raise Problem(415, "form", "expected a form: application/x-www-form-urlencoded")
+    try:
+        body = (await request.body()).decode()
+        return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=_MAX_FORM_FIELDS))
+    except ValueError:
+        raise Problem(400, "form", "the body is not a form in UTF-8") from None
 
 
 def _read_options(body: PredictRequest, predictor: Predictor, *, num_texts: int) -> PredictOptions:

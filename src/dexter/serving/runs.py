@@ -59,13 +59,6 @@ class Answer(NamedTuple):
     """The predictor that ranked them."""
 
 
-class NoModelYet(Problem):
-    """Raised when a run is asked before its training has published a model."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "no_model", "this run has no model yet", headers={"Retry-After": "5"})
-
-
 class ServedRun:
     """A predictor with its queue and its threads.
 
@@ -126,7 +119,7 @@ class ServedRun:
     def predictor(self) -> Predictor:
         """The predictor in use; a newly published model replaces it."""
         if self._predictor is None:
-            raise NoModelYet
+            raise Problem(503, "no_model", "this run has no model yet", headers={"Retry-After": "5"})
         return self._predictor
 
     @property

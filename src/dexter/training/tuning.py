@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -26,7 +27,7 @@ from dexter.model.model import Model
 from dexter.model.store import fingerprint
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.calibration import FITTED_PLACES, calibrate
-from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings
+from dexter.predict.neighbours import DEFAULT_VOTES
 from dexter.predict.rank import RankingChoice, rank
 from dexter.predict.scoring import Scoring, write_tuned
 from dexter.training.run import check_data, make_splits, read_run
@@ -35,7 +36,13 @@ from dexter.types import HeadName, TopK
 log = logging.getLogger("dexter")
 WEIGHTS = (1.0, 2.0, 4.0, 6.0, 10.0, 15.0, 30.0)
 NEIGHBOURS = (10, 20, 50, 100, 200)
-TEMPERATURES = (0.03, 0.06, 0.08, 0.1)
+_VOTE_GRID: Sequence[tuple[str, Sequence[Any]]] = (
+    ("weight", WEIGHTS),
+    ("neighbours", NEIGHBOURS),
+    ("temperature", (0.03, 0.06, 0.08, 0.1)),
+    ("weight", WEIGHTS),
+)
+"""Settings of the votes in the order in which they are searched; the weight again, once the others are found."""
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _STANDARD_ERRORS = 1.5
 _RECORDED_KS = (1, 3, 5)
@@ -95,12 +102,7 @@ def choose_scoring(
 class Trial:
     """Ranks the validation queries by different choices; what choices share is computed once.
 
-    Args:
-        model: the trained model.
-        train: the queries it was trained on.
-        validation: the queries that are ranked.
-        metric: what decides between two choices.
-        propensity: the constants (a, b) of PSP.
+    Arguments are those of `choose_scoring`.
     """
 
     def __init__(
@@ -128,9 +130,10 @@ class Trial:
         if self.nearest is None:
             return best
         voting = replace(best, votes=DEFAULT_VOTES)
-        for vary in (_with_weights, _with_neighbours, _with_temperatures, _with_weights):
-            for votes in vary(voting.votes or DEFAULT_VOTES):
-                voting = self._better(voting, replace(voting, votes=votes))
+        for name, values in _VOTE_GRID:
+            votes = voting.votes or DEFAULT_VOTES
+            for value in values:
+                voting = self._better(voting, replace(voting, votes=replace(votes, **{name: value})))
         return self._better(best, self._best_of_heads_and_dials(voting, dials))
 
     def is_significant(self, before: RankingChoice, after: RankingChoice) -> bool:
@@ -197,18 +200,6 @@ class _RepeatedSearch(ExactIndex):
         return self.found[k]
 
 
-def _with_weights(votes: VoteSettings) -> list[VoteSettings]:
-    return [replace(votes, weight=weight) for weight in WEIGHTS]
-
-
-def _with_neighbours(votes: VoteSettings) -> list[VoteSettings]:
-    return [replace(votes, neighbours=neighbours) for neighbours in NEIGHBOURS]
-
-
-def _with_temperatures(votes: VoteSettings) -> list[VoteSettings]:
-    return [replace(votes, temperature=temperature) for temperature in TEMPERATURES]
-
-
 def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = None) -> Scoring:
     """Choose the ranking and the probabilities of a finished run again, for the metric named, and store them.
 
@@ -231,13 +222,12 @@ def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = No
     if validation is None:
         raise UsageError(f"{folder} was trained with validation.fraction = 0: there are no queries to tune on")
     published = folder / "model"
-    maximum = MAX_TUNING_QUERIES
     scoring = choose_scoring(
         Model.load(published),
         train,
         validation,
         metric=metric,
-        maximum=maximum,
+        maximum=MAX_TUNING_QUERIES,
         propensity=dataset.propensity,
         dials=DIALS,
     )

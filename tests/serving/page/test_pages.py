@@ -96,7 +96,7 @@ def test_the_map_lies_along_the_largest_variance():
 def test_a_map_is_bounded_and_repeats(trained):
     predictor = Predictor.load(trained)
     sampled = map_labels(predictor, max_points=10)
-    assert len(sampled.points()) == 10 and sampled.total == 37
+    assert len(sampled.points()) == 10 and len(sampled.labels.ids) == 37
     assert sampled.points() == map_labels(predictor, max_points=10).points()
     assert all(0 <= place <= 1 for point in sampled.points() for place in (point.x, point.y))
     left_out = next(row for row in range(37) if row not in sampled.drawn)

@@ -51,21 +51,13 @@ class LabelMap:
     explained: float
     """Share of the variance that lies in the plane."""
 
-    @property
-    def total(self) -> int:
-        """Number of labels."""
-        return len(self.labels.ids)
-
     def points(self, found: Sequence[int] = ()) -> list[MapPoint]:
         """Return the labels that are drawn and those that were found, in drawing order."""
-        hits = set(found)
-        points = [self._point(row, row in hits) for row in sorted({*self.drawn, *hits})]
+        hits, points = set(found), []
+        for row in sorted({*self.drawn, *hits}):
+            label, (x, y) = self.labels.entry(row), self.coordinates_L2[row].tolist()
+            points.append(MapPoint(label.id, label.text, band_of(label.count), x, y, row in hits))
         return sorted(points, key=lambda point: (point.found, _DRAWING_ORDER.index(point.band)))
-
-    def _point(self, row: int, found: bool) -> MapPoint:
-        x, y = self.coordinates_L2[row].tolist()
-        labels = self.labels
-        return MapPoint(labels.ids[row], labels.texts[row], band_of(int(labels.counts[row])), x, y, found)
 
 
 def map_routes(runs: ServedRuns, render: Renderer) -> APIRouter:

@@ -28,16 +28,6 @@ _MAX_RECORD_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
-class LabelListing:
-    """A page of the labels that were found."""
-
-    labels: Sequence[LabelEntry]
-    total: int
-    sizes: Mapping[str, int]
-    """Labels found in each band."""
-
-
-@dataclass(frozen=True)
 class LabelDetail:
     """One label."""
 
@@ -76,7 +66,7 @@ def labels_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
             return render.waiting(run)
         if band and band not in BANDS:
             raise Problem(422, "band", f"the bands are {', '.join(BANDS)}")
-        _, listing = await run.read_labels(lambda predictor: _list_labels(predictor, q, band, start))
+        _, (entries, sizes) = await run.read_labels(lambda predictor: _list_labels(predictor, q, band, start))
         detail = None if label is None else await _describe_label(run, label)
         tables = [] if run.folder is None else await run_in_threadpool(read_tables, run.folder)
         return render(
@@ -86,7 +76,9 @@ def labels_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
             band=band,
             start=start,
             per_page=_PER_PAGE,
-            listing=listing,
+            listing=entries,
+            sizes=sizes,
+            total=sizes[band] if band else sum(sizes.values()),
             detail=detail,
             tables=tables,
             ranges={name: _format_range(*ends) for name, ends in BANDS.items()},
@@ -95,15 +87,15 @@ def labels_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
     return router
 
 
-def _list_labels(predictor: Predictor, query: str, band: str, start: int) -> LabelListing:
-    """Return a page of the labels that match the query and are in the band (in any if empty)."""
+def _list_labels(predictor: Predictor, query: str, band: str, start: int) -> tuple[list[LabelEntry], dict[str, int]]:
+    """Return a page of the labels that match the query and are in the band (in any if empty), and all bands' sizes."""
     labels = predictor.labels
     found = np.asarray(labels.find_rows(query), dtype=np.int64)
     counts = labels.counts[found]
     banded = {name: found[(counts >= least) & (counts <= most)] for name, (least, most) in BANDS.items()}
     wanted = banded[band] if band else found
     entries = [labels.entry(row) for row in wanted[start : start + _PER_PAGE].tolist()]
-    return LabelListing(entries, len(wanted), {name: len(rows) for name, rows in banded.items()})
+    return entries, {name: len(rows) for name, rows in banded.items()}
 
 
 async def _describe_label(run: ServedRun, label_id: str) -> LabelDetail:

@@ -10,7 +10,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -27,14 +26,13 @@ from dexter.serving.page.ranking import (
 from dexter.serving.page.view import Renderer, page_router
 from dexter.serving.problems import Problem
 from dexter.serving.protocol import PredictRequest, PredictResponse, RankedLabel
-from dexter.serving.routes import answer_predict, change_labels, cut_texts
+from dexter.serving.routes import answer_predict, change_labels, cut_texts, read_form
 from dexter.serving.runs import PredictOptions, ServedRun, ServedRuns
 from dexter.types import HeadName
 
 _NUM_SHOWN, _NUM_COMPARED = 10, 50
 """Labels that are shown; ranks in which a label that moved is looked for."""
 _MAX_LABEL_CHARACTERS = 1_000
-_MAX_FIELDS = 32
 _DIAL_STEP = 0.05
 """Step of the slider: the position nearest to the tuned dial stands for the tuned dial."""
 _NUM_EXAMPLES, _NUM_EXAMPLE_CANDIDATES, _MIN_EXAMPLE_CHARACTERS = 4, 64, 12
@@ -141,7 +139,7 @@ def predict_page_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
     @router.api_route("/", methods=["GET", "POST"])
     async def first_page(request: Request) -> Response:
         """Answer the form; a problem is shown on the page."""
-        form = await _read_form(request)
+        form = await _read_predict_form(request)
         run = runs.get(form.model)
         if not run.is_ready:
             return render.waiting(run)
@@ -158,17 +156,11 @@ def predict_page_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
     return router
 
 
-async def _read_form(request: Request) -> PredictForm:
+async def _read_predict_form(request: Request) -> PredictForm:
     """Read the form from the address or the body; only one in the body may add a label."""
     if request.method != "POST":
         return PredictForm.parse({**request.query_params, "action": ""})
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise Problem(415, "form", "expected a form: application/x-www-form-urlencoded")
-    try:
-        body = (await request.body()).decode()
-        return PredictForm.parse(dict(parse_qsl(body, keep_blank_values=True, max_num_fields=_MAX_FIELDS)))
-    except ValueError:
-        raise Problem(400, "form", "the body is not a form in UTF-8") from None
+    return PredictForm.parse(await read_form(request))
 
 
 async def _empty_view(run: ServedRun) -> PredictView:
