@@ -266,8 +266,8 @@ def test_json_is_plain(tmp_path):
 def test_render_keeps_to_the_width():
     train = make_split(["one", "two", "one", ""], [[0], [1], [], [0]], 3)
     report = check(make_dataset(train, label_texts=["a", "a", " "]))
-    lines = report.render(90).splitlines()
-    assert max(map(len, lines)) <= 90
+    lines = report.render().splitlines()
+    assert max(map(len, lines)) <= 100
     assert any("█" in line for line in lines)
     assert any("by rank" in line for line in lines)
     assert any(line.startswith("frequent  over 100") for line in lines)

@@ -15,6 +15,8 @@ from dexter.data.findings import Finding, find
 from dexter.data.published import describe_published
 from dexter.types import BANDS
 
+_WIDTH = 100
+"""Characters of a line of the report."""
 _BRAILLE = 0x2800
 _BRAILLE_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 """Bit of each dot of a braille character, 4 rows x 2 columns."""
@@ -82,16 +84,16 @@ class CheckReport:
             "findings": [asdict(finding) for finding in self.findings],
         }
 
-    def render(self, width: int = 100) -> str:
-        """Format the report as text of that width."""
+    def render(self) -> str:
+        """Format the report as text."""
         title = f"{self.name} (read as {self.source['format']})" if "format" in self.source else self.name
-        published = "" if self.published is None else "\n".join(["", *textwrap.wrap(self.published, max(width, 60))])
+        published = "" if self.published is None else "\n".join(["", *textwrap.wrap(self.published, _WIDTH)])
         parts = [
             title + published,
             _render_counts(self.counts),
-            _render_bands(self.bands, width),
-            zipf_text(self.label_counts, width=min(width, 100)),
-            _render_findings(self.findings, width),
+            _render_bands(self.bands),
+            zipf_text(self.label_counts, width=_WIDTH),
+            _render_findings(self.findings),
         ]
         return "\n\n".join(parts)
 
@@ -177,12 +179,12 @@ def _render_counts(counts: DatasetCounts) -> str:
     return "\n".join(lines)
 
 
-def _render_bands(bands: Mapping[str, BandCounts], width: int) -> str:
+def _render_bands(bands: Mapping[str, BandCounts]) -> str:
     """Format a histogram: a bar for each band's share of the labels, and its share of each split's pairs in figures."""
     num_labels = max(sum(band.labels for band in bands.values()), 1)
     splits = list(next(iter(bands.values())).pairs)
     totals = {split: max(sum(band.pairs[split] for band in bands.values()), 1) for split in splits}
-    bar_width = max(min(width - 48 - 14 * len(splits), 40), 8)
+    bar_width = max(min(_WIDTH - 48 - 14 * len(splits), 40), 8)
     header = f"{'band':<10}{'training queries':<18}{'labels':>9}  " + "".join(f"{f'{s} pairs':>14}" for s in splits)
     lines = [header + "  share of labels"]
     for name, band in bands.items():
@@ -195,7 +197,7 @@ def _render_bands(bands: Mapping[str, BandCounts], width: int) -> str:
     return "\n".join(lines)
 
 
-def _render_findings(findings: Sequence[Finding], width: int) -> str:
+def _render_findings(findings: Sequence[Finding]) -> str:
     if not findings:
         return "No problems found."
     lines = ["Problems"]
@@ -204,7 +206,7 @@ def _render_findings(findings: Sequence[Finding], width: int) -> str:
         start = f"{finding.total:>9,} {share:>6}  "
         text = f"{finding.kind}: {finding.message}"
         indent = " " * len(start)
-        lines += textwrap.wrap(text, width=max(width, 60), initial_indent=start, subsequent_indent=indent)
+        lines += textwrap.wrap(text, width=_WIDTH, initial_indent=start, subsequent_indent=indent)
         lines += [f"{indent}{example}" for example in finding.examples]
         if finding.total > len(finding.examples):
             lines.append(f"{indent}... and {finding.total - len(finding.examples):,} more")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -92,38 +92,25 @@ class LimitedTokenizer:
     def tokenize(self, texts: Sequence[str], *, progress: bool = False) -> Tokens:
         """Tokenise texts, on all cores unless `TOKENIZERS_PARALLELISM=false` is set.
 
-        Args:
-            texts: the texts.
-            progress: show a progress bar on stderr if that is a terminal.
+        `progress` shows a progress bar on stderr if that is a terminal.
         """
-        blocks = list(self._blocks(texts, progress=progress))
-        ids = np.concatenate([np.empty(0, self._dtype), *(block.ids for block in blocks)])
-        lengths = np.concatenate([np.zeros(1, np.int64), *(block.lengths for block in blocks)])
-        offsets = np.cumsum(lengths, dtype=np.int64)
-        for array in (ids, offsets):
-            array.setflags(write=False)
-        return Tokens(ids=ids, offsets=offsets)
-
-    def _blocks(self, texts: Sequence[str], *, progress: bool) -> Iterator[_Block]:
-        """Tokenise a block of texts at a time, so that the tokenizer's own objects of one block only are in memory."""
+        ids, lengths = [np.empty(0, self._dtype)], [np.zeros(1, np.int64)]
         with tqdm(total=len(texts), desc="tokenize", unit="text", disable=None if progress else True) as bar:
+            # A block at a time, so that the tokenizer's own objects of one block only are in memory.
             for start in range(0, len(texts), _BLOCK_TEXTS):
                 block = [
                     _replace_surrogates(text[: self._max_characters]) for text in texts[start : start + _BLOCK_TEXTS]
                 ]
                 encodings = self._tokenizer.encode_batch_fast(block, add_special_tokens=self._special_tokens)
                 rows = [encoding.ids for encoding in encodings]
-                lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-                ids = np.fromiter(chain.from_iterable(rows), dtype=self._dtype, count=int(lengths.sum()))
-                yield _Block(ids, lengths)
+                lengths.append(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
+                count = int(lengths[-1].sum())
+                ids.append(np.fromiter(chain.from_iterable(rows), dtype=self._dtype, count=count))
                 bar.update(len(block))
-
-
-class _Block(NamedTuple):
-    """The ids of some consecutive texts and the number of ids of each."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
+        tokens = Tokens(ids=np.concatenate(ids), offsets=np.cumsum(np.concatenate(lengths), dtype=np.int64))
+        for array in (tokens.ids, tokens.offsets):
+            array.setflags(write=False)
+        return tokens
 
 
 def _replace_surrogates(text: str) -> str:

@@ -181,7 +181,7 @@ def check_arguments(
             f"{tuple(labels_LD.shape)}"
         )
     if k < 1:
-        raise UsageError(f"search was asked for k = {k} labels: expected 1 or more")
+        raise UsageError(f"search got k = {k} labels per query: expected 1 or more")
     expected = (len(queries_ND), len(labels_LD))
     if exclude is not None and exclude.shape != expected:
         raise UsageError(f"pairs to exclude have shape {exclude.shape}: expected queries x labels, {expected}")

@@ -270,7 +270,7 @@ def _validation(sizes: Sizes, config: Config, labels: int) -> Iterator[Term]:
 
 
 def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
-    """The published model with all labels: read again, given its training queries, and scored in some ways.
+    """The published model with all labels: read again, given its training queries, and tuned.
 
     Of several processes the first does this, in its own memory: the labels of all may be too many for one device.
     """

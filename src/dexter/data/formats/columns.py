@@ -58,14 +58,6 @@ class QueryColumns:
         return ", ".join(said)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LabelFileColumns:
-    """Positions of the columns to read in a table of labels."""
-
-    text: int
-    uid: int
-
-
 def choose_columns(names: Sequence[str], options: TableOptions, *, path: Path) -> QueryColumns:
     """Choose the columns that the options name, or else those with a usual name."""
     lowered = [name.strip().lower() for name in names]
@@ -84,14 +76,14 @@ def choose_columns(names: Sequence[str], options: TableOptions, *, path: Path) -
     )
 
 
-def choose_label_file_columns(names: Sequence[str], *, path: Path) -> LabelFileColumns:
-    """Choose the id and text columns of a table of labels; a single column is both."""
+def choose_label_file_columns(names: Sequence[str], *, path: Path) -> tuple[int, int]:
+    """Choose the id and the text column of a table of labels; a single column is both."""
     lowered = [name.strip().lower() for name in names]
     uid = _first(lowered, (*_ID_NAMES, "label", "name"))
     if uid is None:
         raise _missing(path, "column of label ids", names, "call it uid or id")
     text = _first(lowered, [name for name in ("text", "label", "title", "name", "description") if name != lowered[uid]])
-    return LabelFileColumns(text=uid if text is None else text, uid=uid)
+    return uid, uid if text is None else text
 
 
 def choose_query_columns(names: Sequence[str]) -> tuple[int, tuple[int, ...]] | None:

@@ -74,16 +74,16 @@ def read(suffix: str, reader: Reader) -> Dataset:
 def read_labels(reader: Reader, path: Path) -> LabelTable:
     """Read a table of labels, which has a column of ids and one of texts."""
     table = _open(reader.use(path))
-    columns = choose_label_file_columns(table.names, path=path)
+    uid, text = choose_label_file_columns(table.names, path=path)
     labels = LabelTable(path)
 
     def add_label(cells: list[Cell]) -> None:
-        identifier = _identifier(cells, columns.uid)
+        identifier = _identifier(cells, uid)
         if not identifier:
             raise BadRecord("label without id", "the label has no id: fill it in")
-        labels.add(identifier, _text(cells, (columns.text,)))
+        labels.add(identifier, _text(cells, (text,)))
 
-    for line, cells in table.rows([columns.uid, columns.text]):
+    for line, cells in table.rows([uid, text]):
         bad = _call(add_label, cells)
         if bad is not None:
             reader.errors.add(path, line, bad, skippable=False)
