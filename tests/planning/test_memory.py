@@ -182,7 +182,7 @@ def test_activations_follow_the_micro_batch():
     assert by_name(estimate_memory(sizes, halved))[name] * 2 == by_name(estimate_memory(sizes, config))[name]
 
 
-def test_half_precision_shrinks_activations():
+def test_half_precision_and_recomputed_layers_shrink_activations():
     name = ("activations", "step")
 
     def activations(**changes):
@@ -191,6 +191,8 @@ def test_half_precision_shrinks_activations():
         return by_name(estimate_memory(*make("dexml", settings, encoder=shape)))
 
     whole, half = (activations(**{"train.precision": precision}) for precision in ("float32", "float16"))
+    recomputed = activations(**{"train.activation_checkpointing": True})
+    assert recomputed[name] * 4 < whole[name]
     assert half[name] == pytest.approx(0.73 * whole[name], rel=0.01)
     assert half["half-precision weights", "step"] * 2 == whole["encoder weights", "always"]
 

@@ -339,6 +339,8 @@ def activations_per_token(sizes: Sizes, config: Config) -> int:
     layer = 2 * encoder.intermediate + _ACTIVATIONS_PER_LAYER * encoder.hidden
     if is_half_precision(config):
         layer = round(_HALF_ACTIVATIONS * layer)
+    if config.train.activation_checkpointing:  # the input of every layer, and one layer computed again
+        return encoder.layers * encoder.hidden + layer
     return encoder.layers * layer
 
 

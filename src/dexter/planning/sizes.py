@@ -168,13 +168,14 @@ def score_width(sizes: Sizes, config: Config) -> int:
 def operations_per_step(sizes: Sizes, config: Config, *, world_size: int = 1) -> float:
     """Floating-point operations of a step in one process: its share of the texts, and of the labels scored.
 
-    Gradient caching encodes a text twice and its backward pass costs two more (4 passes); a loss needs the scores
-    twice and the gradients of both sides (4 products).
+    Gradient caching encodes a text twice and its backward pass costs two more (4 passes, 5 where activations are
+    computed again); a loss needs the scores twice and the gradients of both sides (4 products).
     """
     queries = batch_size(sizes, config)
     tokens = queries * sizes.tokens_per_query + texts_per_step(sizes, config) * sizes.tokens_per_label
     scoring = 2 * queries * pool_size(sizes, config) * score_width(sizes, config) * num_heads(config)
-    return 4 * (tokens * sizes.encoder.operations_per_token + scoring) / world_size
+    passes = 5 if config.train.activation_checkpointing else 4
+    return (passes * tokens * sizes.encoder.operations_per_token + 4 * scoring) / world_size
 
 
 def sizes_from_counts(
