@@ -1,6 +1,7 @@
 """`/v1/predict` answers as the predictor does, and says what it has cut off."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,41 @@ def test_one_text_many_texts_and_texts_with_ids(client):
     for result in many:
         assert [label["id"] for label in result["labels"]] == [label["id"] for label in one[0]["labels"]]
     assert (many[0]["id"], many[1]["id"]) == (None, "mine")
+
+
+def found_ids(answer):
+    assert answer.status_code == 200, answer.text
+    return [[label["id"] for label in result["labels"]] for result in answer.json()["results"]]
+
+
+def test_filters_are_those_of_the_predictor(client, trained, world):
+    predictor, texts = Predictor.load(trained), list(world.test.texts[:3])
+    for filters in ({"exclude": ["L0", "L1"]}, {"only": ["L3", "L4"]}, {"bands": ["torso"], "exclude": ["L5"]}):
+        expected = [[label.id for label in labels] for labels in predictor.predict(texts, 5, **filters)]
+        assert found_ids(predict(client, texts, **filters)) == expected
+    assert found_ids(predict(client, texts, only=[])) == [[], [], []]
+
+
+@pytest.mark.parametrize("name", ["exclude", "only"])
+def test_unknown_labels_in_a_filter_are_refused_by_position(client, name):
+    answer = predict(client, "river", **{name: ["L1", "nobody"]})
+    assert answer.status_code == 422 and "nobody" not in answer.text
+    assert answer.json()["detail"] == f"this run has no label with the id at position 1 of {name}"
+    assert predict(client, "river", bands=["head"]).status_code == 422
+
+
+def test_the_id_of_a_text_leaves_its_own_label_out(connect, trained, world):
+    predictor = Predictor.load(trained)
+    facts = predictor.model.facts | {"own_labels": {"setting": "auto", "by_id": True}}
+    client = connect(Predictor(replace(predictor.model, facts=facts), predictor.choice))
+    text = world.label_texts[4]
+    inputs = [{"id": "L4", "text": text}, text, {"id": "L5", "text": text}]
+    first, second, third = found_ids(predict(client, inputs, k=37))
+    assert "L4" not in first and "L4" in second and "L4" in third and "L5" not in third
+    [alone] = found_ids(predict(client, text, id="L4", k=37))
+    assert alone == first
+    assert predict(client, [text], id="L4").status_code == 422
+    assert client.get("/info").json()["runs"][0]["excludes_own_labels"] is True
 
 
 def test_more_labels_than_there_are(client, world):

@@ -35,6 +35,10 @@ class Labels:
         except KeyError as error:
             raise UsageError(f"no label has the id {error.args[0]!r}") from None
 
+    def find_unknown(self, ids: Sequence[str]) -> int | None:
+        """Return the position of the first id that no label has; None if all are known."""
+        return next((place for place, label_id in enumerate(ids) if label_id not in self._row_by_id), None)
+
     def select(self, rows: NDArray[np.int64]) -> Labels:
         """Return the labels of some rows, in the order given."""
         ids, texts = ([values[row] for row in rows] for values in (self.ids, self.texts))

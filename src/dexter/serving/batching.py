@@ -10,7 +10,7 @@ the request it came with.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence, Sized
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ from typing import Any, Generic, TypeVar
 from dexter.serving.problems import Busy, Problem
 
 Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item", bound=Sized)
+"""A text, or a text with more; its length is its number of characters."""
 Result = TypeVar("Result")
 IsDisconnected = Callable[[], Awaitable[bool]]
 """Whether the client of a request has closed its connection."""
@@ -38,16 +40,16 @@ class Disconnected(Problem):
 
 
 @dataclass(eq=False)
-class _Job(Generic[Key, Result]):
+class _Job(Generic[Key, Item, Result]):
     """The texts of one request."""
 
     key: Key
-    texts: Sequence[str]
+    texts: Sequence[Item]
     answer: asyncio.Future[list[Result]]
     is_disconnected: IsDisconnected | None
 
 
-class Batcher(Generic[Key, Result]):
+class Batcher(Generic[Key, Item, Result]):
     """A queue in front of `work(key, texts)`, which returns one result per text and runs in `executor`.
 
     Args:
@@ -62,7 +64,7 @@ class Batcher(Generic[Key, Result]):
 
     def __init__(
         self,
-        work: Callable[[Key, list[str]], Sequence[Result]],
+        work: Callable[[Key, list[Item]], Sequence[Result]],
         executor: Executor,
         *,
         max_texts: int,
@@ -74,7 +76,7 @@ class Batcher(Generic[Key, Result]):
         self._work, self._executor, self._observe = work, executor, observe
         self._max_texts, self._max_characters, self._max_queued = max_texts, max_characters, max_queued
         self._wait_seconds = wait_seconds
-        self._jobs: dict[_Job[Key, Result], None] = {}
+        self._jobs: dict[_Job[Key, Item, Result], None] = {}
         self.num_queued = 0
         """Texts that wait for a batch."""
         self._runner: asyncio.Task[None] | None = None
@@ -83,7 +85,7 @@ class Batcher(Generic[Key, Result]):
         """Texts of the last batch; the next one starts at once when as many wait."""
 
     async def submit(
-        self, key: Key, texts: Sequence[str], *, is_disconnected: IsDisconnected | None = None
+        self, key: Key, texts: Sequence[Item], *, is_disconnected: IsDisconnected | None = None
     ) -> list[Result]:
         """Return one result per text, in order; `is_disconnected` is called once, before the texts are computed."""
         if self._jobs and self.num_queued + len(texts) > self._max_queued:
@@ -100,7 +102,7 @@ class Batcher(Generic[Key, Result]):
         finally:
             self._remove(job)
 
-    def _remove(self, job: _Job[Key, Result]) -> bool:
+    def _remove(self, job: _Job[Key, Item, Result]) -> bool:
         """Take a job out of the queue; return False if it was not in there any more."""
         if job not in self._jobs:
             return False
@@ -125,9 +127,9 @@ class Batcher(Generic[Key, Result]):
         finally:
             self._runner = None
 
-    async def _take_batch(self) -> list[_Job[Key, Result]]:
+    async def _take_batch(self) -> list[_Job[Key, Item, Result]]:
         """Take the oldest job out of the queue, and those that can be computed with it."""
-        batch: list[_Job[Key, Result]] = []
+        batch: list[_Job[Key, Item, Result]] = []
         num_texts = num_characters = 0
         for job in list(self._jobs):
             characters = sum(map(len, job.texts))
@@ -142,7 +144,7 @@ class Batcher(Generic[Key, Result]):
                 num_texts, num_characters = num_texts + len(job.texts), num_characters + characters
         return batch
 
-    async def _compute(self, batch: list[_Job[Key, Result]]) -> None:
+    async def _compute(self, batch: list[_Job[Key, Item, Result]]) -> None:
         """Compute a batch in the executor and give each job its results."""
         texts = [text for job in batch for text in job.texts]
         self._observe(len(texts))
@@ -164,6 +166,6 @@ class Batcher(Generic[Key, Result]):
             position += len(job.texts)
 
 
-def _fail(job: _Job[Any, Any], error: Exception) -> None:
+def _fail(job: _Job[Any, Any, Any], error: Exception) -> None:
     if not job.answer.done():
         job.answer.set_exception(error)

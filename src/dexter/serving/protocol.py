@@ -29,8 +29,13 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+LabelId = Annotated[Text, Field(max_length=1_000)]
+LabelIds = Annotated[list[LabelId], Field(max_length=10_000)]
+Band = Literal["frequent", "torso", "tail", "unseen"]
+
+
 class TextInput(RequestModel):
-    """A text with an id, which is returned with its labels."""
+    """A text with an id, which is returned with its labels; the label of this id is not, if the run excludes it."""
 
     id: Text = Field(max_length=1_000)
     text: Text
@@ -40,12 +45,18 @@ class PredictRequest(RequestModel):
     """Texts to label."""
 
     inputs: Text | list[Text | TextInput] = Field(description="A text, or a list of texts or of {id, text}.")
+    id: LabelId | None = Field(
+        default=None, description="Id of a single text; its own label is left out if the run leaves own labels out."
+    )
     k: int | None = Field(
         default=None, ge=1, description="Most labels per text; if left out 5, or 100 with a threshold."
     )
     threshold: float | None = Field(
         default=None, gt=0.0, le=1.0, description="Only labels with at least this probability."
     )
+    exclude: LabelIds = Field(default=[], description="Ids of labels that are not returned.")
+    only: LabelIds | None = Field(default=None, description="Ids of the labels that may be returned; if left out, any.")
+    bands: list[Band] = Field(default=[], max_length=4, description="Only labels of these bands of frequency.")
     head: HeadName | None = Field(default=None, description="The head that ranks labels; if left out, the run's own.")
     neighbours: bool | None = Field(default=None, description="Whether training texts vote; if left out, as tuned.")
     dial: float | None = Field(

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from dexter import __version__
 from dexter.errors import ModelError, ResourceError, UsageError
 from dexter.predict import LabelChange, LabelRefused, Predictor, VersionConflict
+from dexter.predict.filters import LabelFilter, UnknownLabel
 from dexter.serving.batching import BATCH_WAIT_SECONDS, IsDisconnected
 from dexter.serving.middleware import Metrics, OpenRequests
 from dexter.serving.problems import Problem
@@ -102,11 +103,17 @@ async def answer_predict(
     run = runs.get(body.model)
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = _read_options(body, run.predictor, num_texts=len(given))
-    texts = cut_texts([each if isinstance(each, str) else each.text for each in given], runs.settings)
-    answers = await run.predict(texts, options, is_disconnected=is_disconnected)
+    if body.id is not None and not isinstance(body.inputs, str):
+        raise Problem(422, "id", "id belongs to a single text: give several texts as a list of {id, text}")
+    items = [(body.id, each) if isinstance(each, str) else (each.id, each.text) for each in given]
+    texts = cut_texts([text for _, text in items], runs.settings)
+    ids = [item_id for item_id, _ in items[: len(texts)]]
+    try:
+        answers = await run.predict(texts, options, ids=ids, is_disconnected=is_disconnected)
+    except UnknownLabel:
+        raise Problem(422, "label", "a label that exclude or only names was removed meanwhile") from None
     results = []
-    for item, text, answer in zip(given, texts, answers, strict=False):
-        item_id, full_text = (None, item) if isinstance(item, str) else (item.id, item.text)
+    for (item_id, full_text), text, answer in zip(items, texts, answers, strict=False):
         labels = await _ranked_labels(run, text, answer, explain=body.explain)
         results.append(LabelledText(id=item_id, labels=labels, truncated=len(text) < len(full_text)))
     return PredictResponse(
@@ -149,7 +156,11 @@ def _read_options(body: PredictRequest, predictor: Predictor, *, num_texts: int)
     if body.neighbours and not predictor.has_training_queries:
         raise Problem(422, "neighbours", "this run has kept no training texts")
     default_k = _DEFAULT_K if body.threshold is None or body.explain else _DEFAULT_K_WITH_THRESHOLD
-    options = PredictOptions(body.k or default_k, body.threshold, body.head, body.neighbours, body.dial)
+    for name, ids in (("exclude", body.exclude), ("only", body.only or [])):
+        if (unknown := predictor.labels.find_unknown(ids)) is not None:
+            raise Problem(422, "label", f"this run has no label with the id at position {unknown} of {name}")
+    labels = LabelFilter.of(body.exclude, body.only, body.bands)
+    options = PredictOptions(body.k or default_k, body.threshold, body.head, body.neighbours, body.dial, labels)
     is_tuned = choose_ranking(predictor, options) == predictor.choice
     if body.threshold is not None and not (is_tuned and predictor.calibration is not None):
         detail = "no probabilities for labels ranked this way: leave head, neighbours and dial out, or tune the run"
@@ -324,6 +335,7 @@ def _describe_run(run: ServedRun) -> dict[str, Any]:
         "neighbours": predictor.choice.uses_neighbours,
         "has_neighbours": predictor.has_training_queries,
         "has_probabilities": predictor.calibration is not None,
+        "excludes_own_labels": predictor.own_labels.excludes,
         "index": type(predictor.index).__name__,
         "fingerprint": predictor.fingerprint,
         "dimension": predictor.dimension,

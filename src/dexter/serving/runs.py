@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -26,6 +27,7 @@ from dexter.predict import (
     RankingChoice,
     published_version,
 )
+from dexter.predict.filters import LabelFilter
 from dexter.serving.batching import Batcher, IsDisconnected
 from dexter.serving.problems import Problem
 from dexter.serving.settings import ServeSettings
@@ -47,6 +49,19 @@ class PredictOptions(NamedTuple):
     head: HeadName | None = None
     neighbours: bool | None = None
     dial: float | None = None
+    labels: LabelFilter = LabelFilter()
+    """The labels that may be returned."""
+
+
+@dataclass(frozen=True)
+class IdentifiedText:
+    """A text, and the id by which its own label is left out where the run does so; None: no id."""
+
+    text: str
+    id: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.text)
 
 
 class Answer(NamedTuple):
@@ -128,10 +143,19 @@ class ServedRun:
         return self._predicting.num_queued + self._embedding.num_queued
 
     async def predict(
-        self, texts: Sequence[str], options: PredictOptions, *, is_disconnected: IsDisconnected | None = None
+        self,
+        texts: Sequence[str],
+        options: PredictOptions,
+        *,
+        ids: Sequence[str | None] | None = None,
+        is_disconnected: IsDisconnected | None = None,
     ) -> list[Answer]:
-        """Rank the labels of each text; all answers are of one version of the labels."""
-        return await self._predicting.submit(options, texts, is_disconnected=is_disconnected)
+        """Rank the labels of each text; all answers are of one version of the labels.
+
+        `ids` are those of the texts, whose own labels are left out where the run does so.
+        """
+        items = [IdentifiedText(*each) for each in zip(texts, ids or [None] * len(texts), strict=True)]
+        return await self._predicting.submit(options, items, is_disconnected=is_disconnected)
 
     async def explain(self, text: str, answer: Answer) -> list[Explanation] | None:
         """Explain each label of an answer; None if one of them was removed meanwhile. Predictions continue."""
@@ -194,12 +218,21 @@ class ServedRun:
             self._load(folder, published)
             log.info("%s: serving model %s", folder, published[0])
 
-    def _predict(self, options: PredictOptions, texts: list[str]) -> list[Answer]:
+    def _predict(self, options: PredictOptions, items: list[IdentifiedText]) -> list[Answer]:
         """Rank the labels of texts; runs in the worker thread."""
+        texts, ids, labels = [item.text for item in items], [item.id for item in items], options.labels
 
         def rank(base: Predictor) -> tuple[Predictor, list[list[Prediction]]]:
             predictor = self._variant(base, choose_ranking(base, options))
-            return predictor, predictor.predict(texts, options.k, threshold=options.threshold)
+            return predictor, predictor.predict(
+                texts,
+                options.k,
+                threshold=options.threshold,
+                ids=ids,
+                exclude=labels.exclude,
+                only=labels.only,
+                bands=labels.bands,
+            )
 
         version, (predictor, found) = _read_one_version(self.predictor, rank)
         return [Answer(version, labels, predictor) for labels in found]

@@ -49,6 +49,20 @@ def test_labels_of_a_text_without_scripts(client, world, method):
     assert 0 < widths[0] <= 100 and widths == sorted(widths, reverse=True)
 
 
+def test_filters_of_the_form(client, world):
+    text, texts = world.test.texts[0], dict(zip(world.label_ids, world.label_texts, strict=True))
+    page = client.post("/", data={"text": text, "only": "L3\r\n L4 \n\nL5", "exclude": "L5"}).text
+    assert sorted(shown_names(page)) == sorted([texts["L3"], texts["L4"]])
+    assert "L3\nL4\nL5</textarea>" in page and '"only": ["L3", "L4", "L5"]' in html.unescape(page)
+    torso = client.post("/v1/predict", json={"inputs": text, "k": 10, "bands": ["torso"]}).json()
+    assert shown_names(client.post("/", data={"text": text, "band": "torso"}).text) == [
+        label["text"] for label in torso["results"][0]["labels"]
+    ]
+    assert "No label is allowed by the filters" in client.post("/", data={"text": text, "band": "unseen"}).text
+    refused = client.post("/", data={"text": text, "exclude": "nobody"})
+    assert refused.status_code == 422 and "This run has no label with the id at position 0 of exclude" in refused.text
+
+
 def test_why_opens_under_its_label(client, world):
     text = world.test.texts[0]
     label = client.post("/v1/predict", json={"inputs": text}).json()["results"][0]["labels"][1]

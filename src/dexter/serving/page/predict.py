@@ -10,6 +10,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -25,14 +26,15 @@ from dexter.serving.page.ranking import (
 )
 from dexter.serving.page.view import Renderer, page_router
 from dexter.serving.problems import Problem
-from dexter.serving.protocol import PredictRequest, PredictResponse, RankedLabel
+from dexter.serving.protocol import Band, PredictRequest, PredictResponse, RankedLabel
 from dexter.serving.routes import answer_predict, change_labels, cut_texts, read_form
 from dexter.serving.runs import PredictOptions, ServedRun, ServedRuns
-from dexter.types import HeadName
+from dexter.types import BANDS, HeadName
 
 _NUM_SHOWN, _NUM_COMPARED = 10, 50
 """Labels that are shown; ranks in which a label that moved is looked for."""
 _MAX_LABEL_CHARACTERS = 1_000
+_MAX_FILTER_IDS = 1_000
 _DIAL_STEP = 0.05
 """Step of the slider: the position nearest to the tuned dial stands for the tuned dial."""
 _NUM_EXAMPLES, _NUM_EXAMPLE_CANDIDATES, _MIN_EXAMPLE_CHARACTERS = 4, 64, 12
@@ -51,6 +53,12 @@ class PredictForm:
     """Weight of label frequency; None: as tuned."""
     neighbours: bool | None = None
     """Whether training texts vote; None: as tuned."""
+    exclude: tuple[str, ...] = ()
+    """Ids of labels that are left out."""
+    only: tuple[str, ...] = ()
+    """Ids of the labels that may be shown; none given: any."""
+    band: str = ""
+    """Band of label frequency; empty: any."""
     why: str | None = None
     """Id of the label to explain."""
     compare: bool = False
@@ -75,6 +83,9 @@ class PredictForm:
             head=fields.get("head") or None,
             dial=dial if 0.0 <= dial <= 1.0 else None,
             neighbours={"on": True, "off": False}.get(fields.get("neighbours", "")),
+            exclude=_read_lines(fields.get("exclude", "")),
+            only=_read_lines(fields.get("only", "")),
+            band=fields.get("band", "") if fields.get("band", "") in BANDS else "",
             why=fields.get("why") or None,
             compare=fields.get("compare", "") != "",
             label=fields.get("label", "").strip(),
@@ -128,8 +139,16 @@ class PredictView:
             head=None if self.head == tuned.head else self.head,
             dial=None if self.dial == tuned.dial else self.dial,
             neighbours=None if self.neighbours == tuned.neighbours else self.neighbours,
+            exclude=list(form.exclude),
+            only=list(form.only) or None,
+            bands=[band for band in get_args(Band) if band == form.band],
             model=form.model,
         )
+
+
+def _read_lines(text: str) -> tuple[str, ...]:
+    """Return the lines of a field that are not blank, a bounded number."""
+    return tuple(line.strip() for line in text.splitlines() if line.strip())[:_MAX_FILTER_IDS]
 
 
 def predict_page_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
