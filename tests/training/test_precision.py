@@ -288,7 +288,9 @@ def settings(pretrained, device="cpu", precision="float16", **changes):
 
 
 def make_trainer(world, dataset, overrides, folder):
-    config = resolve_presets(load_config("unidec", {"head.projection": 16, **overrides}), dataset)
+    config = resolve_presets(
+        load_config("unidec", {"head.projection": 16, "loss.average": "mean", **overrides}), dataset
+    )
     return trainer_module.Trainer(config, dataset, folder, world)
 
 
