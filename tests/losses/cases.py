@@ -76,13 +76,22 @@ def relative_errors(got: tuple[Tensor, ...], expected: tuple[Tensor, ...], *, fl
 
 
 def assert_agrees(
-    name: str, case: Case, streaming: Streaming | None = None, *, tolerance: float = 1e-5, log: Any = None
-) -> None:
+    name: str,
+    case: Case,
+    streaming: Streaming | None = None,
+    *,
+    tolerance: float = 1e-5,
+    log: Any = None,
+    device: str = "cpu",
+) -> list[float]:
     # Where terms of size 1 / temperature cancel to nothing, their rounding is what is left.
     floor = 0.1 / case.settings.get("temperature", 0.05)
     if name == "bce":
         floor /= len(case.queries) * len(case.labels)
-    errors = relative_errors(run(name, case, streaming), reference(name, case), floor=floor)
+    expected = reference(name, case)
+    case.queries, case.labels = case.queries.to(device), case.labels.to(device)
+    errors = relative_errors(tuple(part.cpu() for part in run(name, case, streaming)), expected, floor=floor)
     if log is not None:
         log.add(name, errors)
     assert max(errors) < tolerance, f"{name}: errors of value, dq, dy are {errors}"
+    return errors

@@ -29,6 +29,15 @@ def test_odd_sizes(name, size, layout, error_log):
 
 @pytest.mark.parametrize("layout", ["default", "tiles that do not divide", "chunks that do not divide"])
 @pytest.mark.parametrize("name", NAMES)
+def test_on_the_device(name, layout, device, record_property):
+    """Weighted and ignored pairs, on the CPU and by `make test-gpu` on a CUDA device."""
+    pairs = {"positives": random_pairs(7, 53, 20, weighted=True), "ignore": random_pairs(7, 53, 30, seed=1)}
+    case = make_case(7, 53, 11, settings=settings_of(name, 53), **pairs)
+    record_property("errors of value, dq, dy", assert_agrees(name, case, LAYOUTS[layout], device=device))
+
+
+@pytest.mark.parametrize("layout", ["default", "tiles that do not divide", "chunks that do not divide"])
+@pytest.mark.parametrize("name", NAMES)
 class TestEdgeRows:
     def check(self, name, layout, error_log, positives, ignore=None, **more):
         case = make_case(7, 53, 11, positives=positives, ignore=ignore, settings={**settings_of(name, 53), **more})

@@ -241,13 +241,3 @@ class TestErrors:
     def test_settings(self, name, wrong):
         with pytest.raises(UsageError):
             loss_of(name)(torch.randn(3, 4), torch.randn(5, 4), Positives([0], [0]), **wrong)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("name", NAMES)
-def test_cuda(name):
-    case = make_case(7, 53, 11)
-    expected = tuple(tensor.double() for tensor in run(name, case))
-    case.queries, case.labels = case.queries.to("cuda"), case.labels.to("cuda")
-    got = tuple(tensor.cpu() for tensor in run(name, case, MODES[0]))
-    assert max(relative_errors(got, expected)) < 1e-4

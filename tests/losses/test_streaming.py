@@ -66,6 +66,30 @@ def test_tiles_fit_the_budget():
     assert plan_tiles(Streaming(row_block=3, label_chunk=5), 7, 53).row_block == 3
 
 
+def test_tiles_suit_the_device():
+    """On an accelerator tiles are 32 times as large, so that kernels are few; budgets hold on both."""
+    megabyte = 2**20
+    streaming = Streaming(memory_budget=256 * megabyte)
+    for num_rows, num_labels in ((3_000, 131_073), (3_000, 1_305_265), (512, 3_956), (1, 1), (7, 53)):
+        cpu = plan_tiles(streaming, num_rows, num_labels, device_type="cpu")
+        assert cpu == plan_tiles(streaming, num_rows, num_labels)
+        cuda = plan_tiles(streaming, num_rows, num_labels, device_type="cuda")
+        for plan, most in ((cpu, 2 * megabyte), (cuda, 64 * megabyte)):
+            assert 4 * plan.row_block * plan.label_chunk <= max(most, 4 * plan.row_block)
+            held = plan.row_block * (num_labels if plan.keep else plan.label_chunk)
+            assert 4 * held <= 256 * megabyte
+        assert cuda.row_block * cuda.label_chunk >= cpu.row_block * cpu.label_chunk
+        if num_rows * num_labels > 2**26:
+            assert cuda.row_block * cuda.label_chunk >= 16 * cpu.row_block * cpu.label_chunk
+    few_rows = (
+        plan_tiles(streaming, 3_000, 600_000, device_type="cpu"),
+        plan_tiles(streaming, 3_000, 600_000, device_type="cuda"),
+    )
+    assert [plan.keep for plan in few_rows] == [True, False]
+    tight = plan_tiles(Streaming(mode="chunks", memory_budget=megabyte), 1_024, 1_310_720, device_type="cuda")
+    assert 4 * tight.row_block * tight.label_chunk <= megabyte
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

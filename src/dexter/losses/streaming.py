@@ -31,12 +31,6 @@ from dexter.positives import Positives
 from dexter.processes import Processes, SingleProcess
 
 FLOAT_BYTES = 4
-TILE_ELEMENTS = 1 << 19
-"""A tile of 2 MB: large enough for the matrix product, small enough to stay in cache while it is worked on."""
-FEWEST_ROWS = 64
-"""Below this many rows per block, rereading all labels for each block costs more than a fourth matrix product."""
-MOST_ROWS = 512
-"""In chunks mode more rows per block only make the chunks narrower."""
 PAIR_ELEMENTS = 1 << 20
 """Vectors of pairs are gathered in pieces of this many numbers."""
 NEGLIGIBLE_EXPONENT = -40.0
@@ -57,7 +51,7 @@ class Streaming:
     row_block: int | None = None
     """Queries per block; None derives it from the budget."""
     label_chunk: int | None = None
-    """Labels per tile; None derives it from the cache-sized tile."""
+    """Labels per tile; None derives it from the tile that suits the device."""
     processes: Processes = field(default_factory=SingleProcess)
     """The processes that hold the other labels. Each computes its part of the queries' gradient: the caller sums."""
 
@@ -80,16 +74,43 @@ class TilePlan:
     label_chunk: int
 
 
-def plan_tiles(streaming: Streaming, num_rows: int, num_labels: int) -> TilePlan:
+@dataclass(frozen=True)
+class TileLimits:
+    """What sizes suit a kind of device."""
+
+    elements: int
+    """Scores in a tile."""
+    fewest_rows: int
+    """With fewer rows per block, rereading all labels for each block costs more than a fourth matrix product."""
+    most_rows: int
+    """In chunks mode more rows per block only make the chunks narrower."""
+
+
+CPU_LIMITS = TileLimits(elements=1 << 19, fewest_rows=64, most_rows=512)
+"""A tile of 2 MB: large enough for the matrix product, small enough to stay in cache while it is worked on."""
+ACCELERATOR_LIMITS = TileLimits(elements=1 << 24, fewest_rows=256, most_rows=2_048)
+"""A tile of 64 MB: starting a kernel takes as long as the product of a small tile, and no cache holds a large one. The
+product of 256 rows or more takes longer than reading the labels from the device's memory."""
+
+
+def tile_limits(device_type: str) -> TileLimits:
+    """Return the sizes that suit a kind of device, such as `cpu` or `cuda`."""
+    return CPU_LIMITS if device_type == "cpu" else ACCELERATOR_LIMITS
+
+
+def plan_tiles(streaming: Streaming, num_rows: int, num_labels: int, *, device_type: str = "cpu") -> TilePlan:
     """Choose sizes within the budget. Unless sizes are set by hand, no buffer holds all rows x all labels."""
+    limits = tile_limits(device_type)
     num_rows, num_labels = max(num_rows, 1), max(num_labels, 1)
     half_of_rows = math.ceil(num_rows / 2)
     full_rows = max(1, min(streaming.memory_budget // (FLOAT_BYTES * num_labels), half_of_rows))
-    keep = streaming.mode == "tiles" or (streaming.mode == "auto" and full_rows >= min(FEWEST_ROWS, half_of_rows))
-    rows = streaming.row_block or _equal_parts(num_rows, full_rows if keep else MOST_ROWS)
+    keep = streaming.mode == "tiles" or (
+        streaming.mode == "auto" and full_rows >= min(limits.fewest_rows, half_of_rows)
+    )
+    rows = streaming.row_block or _equal_parts(num_rows, full_rows if keep else limits.most_rows)
     if streaming.label_chunk is not None:
         return TilePlan(keep, rows, streaming.label_chunk)
-    tile = TILE_ELEMENTS if keep else min(TILE_ELEMENTS, streaming.memory_budget // FLOAT_BYTES)
+    tile = limits.elements if keep else min(limits.elements, streaming.memory_budget // FLOAT_BYTES)
     widest = num_labels if keep else math.ceil(num_labels / 2)
     return TilePlan(keep, rows, min(widest, max(1, tile // rows)))
 
@@ -190,7 +211,7 @@ class ScoreMatrix:
         masked = [] if ignore is None else [_renumber_rows(ignore, self.chosen_B, len(counts))]
         self.masked = _union([*masked, self.positives] if mask_positives else masked, device)
         settings = replace(streaming, mode="chunks") if single_sweep else streaming
-        self.plan = plan_tiles(settings, len(self.chosen_B), largest_part)
+        self.plan = plan_tiles(settings, len(self.chosen_B), largest_part, device_type=device.type)
         self.offsets_L = None if offsets_L is None else offsets_L.detach().to(device, self.dtype)
         self._tiles: Tensor | None = None
         self._work: Tensor | None = None
@@ -214,7 +235,7 @@ class ScoreMatrix:
     def longest_label(self) -> float:
         """Return the largest norm of a label of any process."""
         if self._longest_label is None:
-            step = max(1, TILE_ELEMENTS // max(1, self.labels_LD.shape[1]))
+            step = max(1, tile_limits(self.labels_LD.device.type).elements // max(1, self.labels_LD.shape[1]))
             longest = torch.zeros((), device=self.labels_LD.device, dtype=self.dtype)
             for start in range(0, self.num_labels, step):
                 norms = torch.linalg.vector_norm(widened(self.labels_LD[start : start + step]), dim=1)

@@ -20,7 +20,7 @@ from typing import Literal
 from dexter.batches.mining import shortlist_length
 from dexter.config import MAX_TUNING_QUERIES, Config
 from dexter.index import exact as search
-from dexter.losses.streaming import TILE_ELEMENTS, Streaming, plan_tiles
+from dexter.losses.streaming import Streaming, plan_tiles
 from dexter.planning.sizes import (
     Sizes,
     batch_size,
@@ -140,7 +140,7 @@ def estimate_memory(sizes: Sizes, config: Config, *, world_size: int = 1, separa
         _process(sizes, separate=separate),
         _encoder(sizes),
         _heads(sizes, config, labels),
-        _step(sizes, config, world_size),
+        _step(sizes, config, world_size, separate=separate),
         _start(sizes, config, labels),
         _refresh(sizes, config, labels),
         _validation(sizes, config, labels),
@@ -200,7 +200,7 @@ def _heads(sizes: Sizes, config: Config, labels: int) -> Iterator[Term]:
         yield _product("classifier's Adam moments", labels, row, setting=setting, phase="trained")
 
 
-def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
+def _step(sizes: Sizes, config: Config, world_size: int, *, separate: bool) -> Iterator[Term]:
     """What exists only during a step."""
     encoder, queries = sizes.encoder, batch_size(sizes, config)
     labels, texts = (math.ceil(count(sizes, config) / world_size) for count in (pool_size, texts_per_step))
@@ -211,7 +211,7 @@ def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     width = encoder.dimension
     yield step("label representations and gradients", copies, texts, width, FLOAT, setting=setting)
     yield step("query representations and gradients", _LABEL_COPIES, queries, width, FLOAT, setting="batch.size")
-    yield Term("score tiles", tile_bytes(config, queries, labels), phase="step")
+    yield Term("score tiles", tile_bytes(config, queries, labels, separate=separate), phase="step")
     yield step("encoder gradients", encoder.weights, FLOAT, setting="encoder.pretrained")
     if sizes.sparse:
         yield step("token table's gradient", 4, sizes.touched_rows, width, FLOAT, setting="batch.size")
@@ -305,12 +305,12 @@ def keeps_training_queries(sizes: Sizes, config: Config) -> bool:
     return sizes.num_queries <= config.scoring.neighbours
 
 
-def tile_bytes(config: Config, queries: int, labels: int) -> int:
+def tile_bytes(config: Config, queries: int, labels: int, *, separate: bool = False) -> int:
     """Bytes of the scores that exist at a time, and of the work buffers of some losses."""
     streaming = Streaming(memory_budget=config.loss.memory_megabytes * MIB)
-    tiles = plan_tiles(streaming, queries, labels)
+    tiles = plan_tiles(streaming, queries, labels, device_type="cuda" if separate else "cpu")
     held = tiles.row_block * (labels if tiles.keep else tiles.label_chunk)
-    work = 2 * min(TILE_ELEMENTS, tiles.row_block * tiles.label_chunk)
+    work = 2 * tiles.row_block * min(tiles.label_chunk, labels)
     return FLOAT * (held + work)
 
 
