@@ -13,7 +13,7 @@ from dexter.config import load_config
 from dexter.errors import UsageError
 from dexter.planning import timing
 from dexter.planning.plan import describe_needs, plan, plan_counts
-from dexter.planning.sizes import batch_size, shape_of, sizes_from_data, steps_per_epoch
+from dexter.planning.sizes import WORD_PIECES, batch_size, shape_of, sizes_from_data, steps_per_epoch
 from dexter.planning.timing import draw_sample
 from dexter.training import trainer as trainer_module
 from dexter.training.presets import resolve_presets
@@ -130,6 +130,16 @@ def test_several_processes_and_devices_are_planned_without_timing(world):
     assert {exchange.name for exchange in found.exchanges} >= {"queries", "query gradients", "max", "sum", "gradients"}
     assert "sent by each process in a step" in found.render()
     assert "not measured" in found.render()
+
+
+def test_counts_alone_include_the_rows_of_n_grams_and_leave_out_word_pieces_without_pretraining():
+    def rows(**overrides):
+        settings = {f"encoder.{name}": value for name, value in overrides.items()}
+        found = plan_counts(num_queries=900, num_labels=250, tokens_per_text=12, recipe="dexml", overrides=settings)
+        return found.sizes.encoder.table_rows
+
+    assert rows(ngrams=2, ngram_buckets=5_000) == rows() + 5_000
+    assert rows(pretrained="none") == rows() - WORD_PIECES
 
 
 def test_a_cluster_for_very_many_labels():

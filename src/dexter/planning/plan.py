@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,13 +21,13 @@ from dexter.errors import UsageError
 from dexter.planning.memory import MemoryEstimate, Term, estimate_disk, estimate_memory
 from dexter.planning.network import Exchange, refresh_exchanges, step_exchanges
 from dexter.planning.sizes import (
-    WORD_PIECES,
     Sizes,
     operations_per_step,
     shape_from_config,
     sizes_from_counts,
     sizes_from_data,
     steps_per_epoch,
+    table_rows,
 )
 from dexter.planning.timing import Clock, Duration, time_run
 from dexter.training.presets import resolve_counts, resolve_presets
@@ -183,10 +184,9 @@ def plan_counts(
         world_size=world_size,
         gpu_memory=gpu_memory,
     )
-    rows = WORD_PIECES + config.encoder.words + (num_labels if config.encoder.label_vectors else 0)
     sizes = sizes_from_counts(
         config,
-        shape_from_config(config.encoder, table_rows=rows),
+        shape_from_config(config.encoder, table_rows=table_rows(config.encoder, config.encoder.words, num_labels)),
         num_queries=num_queries,
         num_labels=num_labels,
         tokens_per_text=tokens_per_text,
@@ -321,16 +321,9 @@ def find_changes(config: Config, limit: float, peak: Callable[[Config], float]) 
 
 def count_processes(limit: float, peak: Callable[[int], float], *, fewest: int = 1) -> int | None:
     """The fewest processes with which each stays within the limit; None where no number is enough."""
-    enough = fewest
-    while peak(enough) > limit:
-        enough *= 2
-        if enough > _MOST_PROCESSES:
-            return None
-    low = fewest
-    while low < enough:
-        middle = (low + enough) // 2
-        low, enough = (low, middle) if peak(middle) <= limit else (middle + 1, enough)
-    return enough
+    counts = range(fewest, _MOST_PROCESSES + 1)
+    position = bisect_left(counts, True, key=lambda count: peak(count) <= limit)
+    return counts[position] if position < len(counts) else None
 
 
 def _smaller_values(config: Config, setting: str, least: int) -> list[Any]:

@@ -279,7 +279,7 @@ def _with_table(sizes: Sizes, dataset: Dataset, config: Config) -> Sizes:
         in_half = max(1, len(_frequent_words(dataset.train.texts, _COUNTED_CHARACTERS // 2, config)))
         growth = (total / _COUNTED_CHARACTERS) ** min(1.0, max(0.0, math.log2(len(frequent) / in_half)))
     num_words = round(len((of_labels | frequent) - known) + (growth - 1) * len(frequent - known))
-    rows = _table_rows(config.encoder, min(config.encoder.words, num_words), sizes.num_label_texts)
+    rows = table_rows(config.encoder, min(config.encoder.words, num_words), sizes.num_label_texts)
     shape = replace(sizes.encoder, table_rows=rows, weights=shape_from_config(config.encoder, table_rows=rows).weights)
     sizes = replace(sizes, encoder=shape)
     vocabulary, texts = known | of_labels | frequent, texts_per_step(sizes, config)
@@ -290,7 +290,8 @@ def _with_table(sizes: Sizes, dataset: Dataset, config: Config) -> Sizes:
     return replace(sizes, touched_rows=min(touched, rows), sparse=deciding < MAX_SPARSE_SHARE * rows)
 
 
-def _table_rows(config: EncoderConfig, num_words: int, num_label_texts: int) -> int:
+def table_rows(config: EncoderConfig, num_words: int, num_label_texts: int) -> int:
+    """Return the rows of a static encoder's token table: words, word pieces, word n-grams and labels."""
     rows = num_words + (0 if config.pretrained == "none" else WORD_PIECES)
     rows += config.ngram_buckets if config.ngrams > 1 else 0
     return rows + (num_label_texts if config.label_vectors else 0)
