@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "losses": {"errors", "positives", "processes"},
     "batches": {"errors", "types", "processes", "positives", "config", "data", "index"},
     "encoders": {"errors", "types", "files", "config", "data"},
-    "model": {"errors", "types", "processes", "files", "data", "encoders", "index"},
+    "model": {"errors", "types", "processes", "files", "config", "data", "encoders", "index"},
     "predict": {"errors", "types", "processes", "files", "data", "encoders", "index", "metrics", "model"},
     "training": PARTS | {"model", "predict"},
     "planning": PARTS | {"model", "predict", "training"},
