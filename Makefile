@@ -36,7 +36,7 @@ check: $(STAMP)  ## Lint, types, and the tests of the architecture.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_architecture.py
+	$(BIN)/python -m pytest tests/test_architecture.py tests/test_layers.py
 
 .PHONY: format
 format: $(STAMP)  ## Format the code.
