@@ -65,13 +65,7 @@ class ChangedLabel(NamedTuple):
 
 
 class LabelStore:
-    """Reads and writes the label changes of one published model.
-
-    Args:
-        folder: the model folder.
-        fingerprint: of the model that was loaded from it.
-        dimension: length of the encoder's output.
-    """
+    """Reads and writes the label changes of one published model, whose encoder returns vectors of `dimension`."""
 
     def __init__(self, folder: Path, *, fingerprint: str, dimension: int) -> None:
         self.path = folder / DATABASE
@@ -97,7 +91,9 @@ class LabelStore:
             connection.execute("BEGIN")
             version, num_rows = self._read_state(connection)
             if since == 0:
-                self._check_file(connection)
+                [finding] = connection.execute("PRAGMA integrity_check(1)").fetchone()
+                if finding != "ok":
+                    raise self._damaged(finding.splitlines()[-1])
             rows = connection.execute(f"{_LABELS} WHERE changed_in > ? ORDER BY position", [since])
             changed = [self._from_row(row) for row in rows]
             if since == 0 and len(changed) != num_rows:
@@ -180,11 +176,6 @@ class LabelStore:
     def _check_model(self) -> None:
         if fingerprint(self._folder) != self._fingerprint:
             raise ModelError(f"{self._folder}: the model was replaced since it was loaded: load it again")
-
-    def _check_file(self, connection: sqlite3.Connection) -> None:
-        [finding] = connection.execute("PRAGMA integrity_check(1)").fetchone()
-        if finding != "ok":
-            raise self._damaged(finding.splitlines()[-1])
 
     def _read_state(self, connection: sqlite3.Connection) -> tuple[int, int]:
         """Return the version of the labels and the number of rows."""

@@ -80,7 +80,7 @@ def _neighbour_means(
     )
     nearest_VK = found.ids - first
     held_VK = (nearest_VK >= 0) & (nearest_VK < num_seen)
-    # Only rows among somebody's nearest are copied. Position 0 is a row of zeros, for labels held elsewhere.
+    # Only rows that are a neighbour of some label are copied. Position 0 is a row of zeros: labels of other processes.
     used_S, positions_V = np.unique(nearest_VK[held_VK], return_inverse=True)
     positions_VK = np.zeros(nearest_VK.shape, dtype=np.int64)
     positions_VK[held_VK] = positions_V + 1

@@ -94,15 +94,9 @@ class Explanation:
 def explain_labels(
     model: Model, index: Index, choice: RankingChoice, text: str, labels: list[int], *, num_neighbours: int
 ) -> list[Explanation]:
-    """Explain the scores of several labels of one text.
+    """Explain the scores of several labels (rows of the model's labels) of one text.
 
-    Args:
-        model: encodes the text and knows the labels.
-        index: the label vectors of the chosen head and dial.
-        choice: how labels are ranked.
-        text: the text.
-        labels: rows of the labels.
-        num_neighbours: training queries shown for each label.
+    `index` has the label vectors of the chosen head and dial. Each label gets up to `num_neighbours` training queries.
     """
 
     def score(texts: Sequence[str]) -> Parts:

@@ -1,4 +1,4 @@
-"""Neighbours: the training queries nearest to a text, shown as examples and asked to vote for their labels.
+"""Neighbours: the training queries nearest to a text, which are shown as examples and vote for their labels.
 
     vote_l  = sum of the weights of the nearest queries that have label l;  weights = softmax(cosine / temperature)
     score_l = the model's score + weight * (the model's temperature) * vote_l
@@ -92,12 +92,9 @@ def kept_queries(model: Model) -> TrainingQueries:
 def count_votes(training_queries: TrainingQueries, nearest: TopK, temperature: float) -> csr_matrix:
     """Count the votes of the nearest training queries: texts x labels, each from 0 to 1.
 
-    Args:
-        training_queries: the queries that vote.
-        nearest: for each text the rows of those that vote and their cosines, best first.
-        temperature: of the softmax over the cosines.
-
-    A text without a known token has no neighbour with a positive cosine, and gets no votes.
+    `nearest` has for each text the rows of the queries that vote and their cosines, best first; the softmax over the
+    cosines has the given temperature. A text without a known token has no neighbour with a positive cosine, and gets no
+    votes.
     """
     num_texts, num_neighbours = nearest.ids.shape
     weights = np.exp((nearest.scores - nearest.scores[:, :1]) / temperature, dtype=np.float32)

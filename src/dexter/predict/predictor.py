@@ -336,7 +336,6 @@ class Predictor:
         """
         model = self.model
         row = None if label is None else model.labels.rows([label])[0]
-        kept_queries(model)
         return find_neighbours(model, model.encode_queries(texts), k, label=row)
 
     def explain(self, text: str, label_id: str, *, num_neighbours: int = 3) -> Explanation:

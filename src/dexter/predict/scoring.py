@@ -82,14 +82,9 @@ def choose_ranking(
     neighbours: bool | None = None,
     dial: float | None = None,
 ) -> RankingChoice:
-    """Return the ranking that was tuned, else that of the model as trained, with what the arguments override.
+    """Return the ranking that was tuned, else that of the model as trained, with another head, dial or votes if given.
 
-    Args:
-        model: whose labels are ranked.
-        scoring: what was tuned.
-        head: another head.
-        neighbours: whether training queries vote; by default only if that was tuned and the model keeps them.
-        dial: another weight of the label prior.
+    By default training queries vote only if that was tuned and the model keeps them.
     """
     choice = scoring.choice or RankingChoice(head=model.default_head, dial=model.default_dial)
     if neighbours is False or (neighbours is None and model.training_queries is None):
@@ -102,9 +97,7 @@ def choose_ranking(
 def read_scoring(model_folder: Path, *, fingerprint: str) -> Scoring:
     """Read what was chosen for a published model, last by `dexter tune` or else in training.
 
-    Args:
-        model_folder: the published model.
-        fingerprint: of that model; a choice that was made for another is refused.
+    A choice that was made for a model with another fingerprint is refused.
     """
     path = model_folder / TUNED_FILE
     if not path.exists():

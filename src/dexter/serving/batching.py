@@ -82,7 +82,7 @@ class Batcher(Generic[Key, Item, Result]):
         self._runner: asyncio.Task[None] | None = None
         self._is_filled = asyncio.Event()
         self._last_size = 1
-        """Texts of the last batch; the next one starts at once when as many wait."""
+        """Texts of the last batch; the next one starts as soon as this number of texts waits."""
 
     async def submit(
         self, key: Key, texts: Sequence[Item], *, is_disconnected: IsDisconnected | None = None

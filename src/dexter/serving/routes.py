@@ -99,7 +99,7 @@ def predict_routes(runs: ServedRuns) -> APIRouter:
 async def answer_predict(
     runs: ServedRuns, body: PredictRequest, *, is_disconnected: IsDisconnected | None = None
 ) -> PredictResponse:
-    """Answer a request to /v1/predict; the page asks here too."""
+    """Answer a request to /v1/predict, or one of the page."""
     run = runs.get(body.model)
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = _read_options(body, run.predictor, num_texts=len(given))

@@ -239,10 +239,9 @@ def test_moves_are_counted_from_the_first_ranking():
     def ranked(names):
         return [RankedLabel(id=name, text=name, score=1.0, rank=rank) for rank, name in enumerate(names, start=1)]
 
-    first, second = side_by_side({"one": ranked("ab"), "two": ranked("bca")}, num_shown=2)
-    assert [place.move for place in first.labels] == [0, 0]
-    assert [(place.label.id, place.move) for place in second.labels] == [("b", 1), ("c", None)]
-    assert side_by_side({}, num_shown=2) == []
+    first, second = side_by_side({"one": ranked("ab"), "two": ranked("bca")}, num_shown=2).values()
+    assert [place.move for place in first] == [0, 0]
+    assert [(place.label.id, place.move) for place in second] == [("b", 1), ("c", None)]
 
 
 def test_a_proposal_without_a_text_has_no_rank(trained):

@@ -9,7 +9,7 @@ import asyncio
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from fastapi import APIRouter, Request
@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from dexter.predict import MAX_PREVIEW_RANK, LabelChange, LabelPreview, Predictor, new_label_id
 from dexter.serving.page.ranking import (
+    ComparedLabel,
     ListedLabel,
-    RankingColumn,
     ShownExplanation,
     lay_out_explanation,
     list_labels,
@@ -116,7 +116,8 @@ class PredictView:
     labels: Sequence[ListedLabel] = ()
     truncated: bool = False
     explanation: ShownExplanation | None = None
-    columns: Sequence[RankingColumn] = ()
+    columns: Mapping[str, Sequence[ComparedLabel]] = field(default_factory=dict)
+    """Rankings side by side, by title; the chosen one first."""
     preview: LabelPreview | None = None
     added: str | None = None
     """Id of a label that was just added."""
@@ -245,7 +246,7 @@ async def _fill_view(
         labels=list_labels(result.labels, run.predictor),
         truncated=result.truncated,
         explanation=None if opened is None else lay_out_explanation(opened, form.text),
-        columns=await _compare(runs, view, asked) if form.compare else (),
+        columns=await _compare(runs, view, asked) if form.compare else {},
         curl=_as_curl(str(request.base_url), asked),
         answer=_as_json(answer),
     )
@@ -262,7 +263,7 @@ async def _preview(runs: ServedRuns, run: ServedRun, form: PredictForm, asked: P
     return await asyncio.to_thread(predictor.preview_label, text, form.label[:_MAX_LABEL_CHARACTERS])
 
 
-async def _compare(runs: ServedRuns, view: PredictView, asked: PredictRequest) -> list[RankingColumn]:
+async def _compare(runs: ServedRuns, view: PredictView, asked: PredictRequest) -> dict[str, list[ComparedLabel]]:
     """Rank with every head, the chosen one first, and with the votes of training texts switched."""
     choices: dict[str, dict[str, object]] = {
         head: {"head": head} for head in sorted(view.tuned.heads, key=lambda head: head != view.head)

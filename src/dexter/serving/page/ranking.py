@@ -56,32 +56,19 @@ class ComparedLabel:
     """Ranks that it is higher than in the first ranking (lower if negative); None if the first does not have it."""
 
 
-@dataclass(frozen=True)
-class RankingColumn:
-    """One of several rankings side by side."""
+def side_by_side(rankings: Mapping[str, Sequence[RankedLabel]], *, num_shown: int) -> dict[str, list[ComparedLabel]]:
+    """Compare rankings by title with the first one, and return the best labels of each.
 
-    title: str
-    labels: Sequence[ComparedLabel]
-
-
-def side_by_side(rankings: Mapping[str, Sequence[RankedLabel]], *, num_shown: int) -> list[RankingColumn]:
-    """Compare rankings with the first one and show the best labels of each.
-
-    Rankings longer than what is shown find more labels that have moved far.
+    Rankings longer than `num_shown` find more labels that have moved far.
     """
-    if not rankings:
-        return []
     first = {label.id: label.rank for label in next(iter(rankings.values()))}
-    return [
-        RankingColumn(
-            title,
-            [
-                ComparedLabel(label, first[label.id] - label.rank if label.id in first else None)
-                for label in labels[:num_shown]
-            ],
-        )
+    return {
+        title: [
+            ComparedLabel(label, first[label.id] - label.rank if label.id in first else None)
+            for label in labels[:num_shown]
+        ]
         for title, labels in rankings.items()
-    ]
+    }
 
 
 @dataclass(frozen=True)
