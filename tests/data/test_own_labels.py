@@ -5,6 +5,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
+from dexter.data.check import check
 from dexter.data.own_labels import OwnLabels, find_own_labels
 
 
@@ -95,3 +96,11 @@ def test_given_filter_pairs_stay():
     filtered = find_own_labels(dataset, "auto").filter_train(dataset).train
     assert filter_pairs(filtered) == {(row, row) for row in range(50)} | {(60, 7)}
     assert set(filtered.filtered.data.tolist()) == {1.0}
+
+
+def test_data_check_tells_of_own_labels(world):
+    report = check(related_items())
+    shown = " ".join(report.render().split())
+    assert "50 of 100 queries have a label of their own; none is positive" in shown
+    assert report.to_json()["own_labels"]["by_id"] is True
+    assert "of their own" not in check(world).render()

@@ -12,6 +12,7 @@ import numpy as np
 
 from dexter.data.dataset import Dataset, Split
 from dexter.data.findings import Finding, find
+from dexter.data.own_labels import OwnLabels, find_own_labels
 from dexter.data.published import describe_published
 from dexter.types import BANDS
 
@@ -70,6 +71,8 @@ class CheckReport:
     findings: Sequence[Finding]
     label_counts: np.ndarray
     """Number of training queries of each label, for a Zipf plot."""
+    own_labels: OwnLabels
+    """How many training queries have a label of their own, and what training does with it by default."""
     published: str | None = None
     """Which published data set it is, or what differs from one whose name or counts nearly match."""
 
@@ -79,6 +82,7 @@ class CheckReport:
             "name": self.name,
             "source": dict(self.source),
             "published": self.published,
+            "own_labels": self.own_labels.to_json(),
             "counts": asdict(self.counts),
             "bands": {name: asdict(band) for name, band in self.bands.items()},
             "findings": [asdict(finding) for finding in self.findings],
@@ -88,11 +92,13 @@ class CheckReport:
         """Format the report as text."""
         title = f"{self.name} (read as {self.source['format']})" if "format" in self.source else self.name
         published = "" if self.published is None else "\n".join(["", *textwrap.wrap(self.published, _WIDTH)])
+        own = "\n".join(textwrap.wrap(self.own_labels.describe(), _WIDTH))
         parts = [
             title + published,
             _render_counts(self.counts),
             _render_bands(self.bands),
             zipf_text(self.label_counts, width=_WIDTH),
+            *([own] if own else []),
             _render_findings(self.findings),
         ]
         return "\n\n".join(parts)
@@ -113,6 +119,7 @@ def check(dataset: Dataset, *, folder: str | Path | None = None) -> CheckReport:
         findings=tuple(find(dataset, folder=folder)),
         label_counts=dataset.label_counts,
         published=describe_published(dataset),
+        own_labels=find_own_labels(dataset, "auto"),
     )
 
 
