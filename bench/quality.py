@@ -8,7 +8,8 @@ A recipe has a row for each of its heads without neighbours, and one as it predi
 chosen on validation. omikuji (Parabel: 3 trees, its default settings, beam 10) gets unigram TF-IDF vectors and runs in
 an interpreter of its own; without one its row is left out. *train* is everything from texts to a model (TF-IDF vectors
 and tokens included), *predict* everything from test texts to 100 labels each. CPU seconds hold on a machine that is not
-quiet, wall seconds do not.
+quiet, wall seconds do not. Filter pairs, own labels of the test queries among them where the first recipe leaves these
+out, are removed from the predictions of every method.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 import shared_data
-from dexter.config import parse_overrides
+from dexter.config import load_config, parse_overrides
 from dexter.data import Dataset, Split
+from dexter.data.own_labels import find_own_labels
 from dexter.evaluation.baselines import TfidfNeighbours
-from dexter.metrics import score
+from dexter.metrics import overfetch, remove_filtered, score
 from dexter.predict.predictor import Predictor
 from dexter.training import train
 
@@ -104,7 +106,12 @@ def run_recipe(
 def ask(predictor: Predictor, test: Split) -> tuple[NDArray[np.int64], Time]:
     """Return the best labels of the test queries, and the time to find them."""
     start = Time.now()
-    return predictor.top(test.texts, NUM_PLACES).ids, Time.now() - start
+    return predictor.top(test.texts, num_places(test)).ids, Time.now() - start
+
+
+def num_places(test: Split) -> int:
+    """Return how many labels of each query are wanted, so that `NUM_PLACES` are left without filter pairs."""
+    return NUM_PLACES + overfetch(test.filtered)
 
 
 def run_neighbours(dataset: Dataset, test: Split) -> Row:
@@ -112,7 +119,7 @@ def run_neighbours(dataset: Dataset, test: Split) -> Row:
     start = Time.now()
     model = TfidfNeighbours.fit(dataset.train.texts, dataset.train.relevance)
     trained = Time.now()
-    top_ids = model.predict(test.texts, NUM_PLACES).ids
+    top_ids = model.predict(test.texts, num_places(test)).ids
     return Row(top_ids, predict=Time.now() - trained, train=trained - start)
 
 
@@ -128,13 +135,13 @@ def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int
         train_path, test_path, out_path = (Path(folder) / name for name in ("train.txt", "test.txt", "out.json"))
         write_svmlight(train_path, train_vectors, dataset.train.relevance)
         test_path.write_text("".join(f"{features(test_vectors, row)}\n" for row in range(len(test))))
-        arguments = [str(train_path), str(test_path), str(out_path), str(NUM_PLACES), str(threads)]
+        arguments = [str(train_path), str(test_path), str(out_path), str(num_places(test)), str(threads)]
         # It logs to stdout, and its progress bars have a line per example on stderr.
         command = [interpreter, "-c", OMIKUJI, *arguments]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         results = json.loads(out_path.read_text())
     begun, trained, ended = (Time(*clock) for clock in results["clocks"])
-    top_ids = np.full((len(test), NUM_PLACES), -1, dtype=np.int64)
+    top_ids = np.full((len(test), num_places(test)), -1, dtype=np.int64)
     for row, labels in enumerate(results["predicted"]):
         top_ids[row, : len(labels)] = labels
     # Vectors of train and test are made in one go; the training row carries them.
@@ -172,7 +179,8 @@ def features(vectors: csr_matrix, row: int) -> str:
 
 def print_row(name: str, row: Row, dataset: Dataset, test: Split) -> None:
     """Print a line of the table."""
-    metrics = score(row.top_ids, test.relevance, dataset.train.relevance, ks=(1, 3, 5, 10, 100))
+    kept = remove_filtered(row.top_ids, np.zeros(row.top_ids.shape), test.filtered, NUM_PLACES).ids
+    metrics = score(kept, test.relevance, dataset.train.relevance, ks=(1, 3, 5, 10, 100))
     per_query = 1e3 / len(test)
     print(
         f"{name:26s}"
@@ -193,7 +201,10 @@ def main() -> None:
     logging.disable(logging.INFO)
     settings = parse_overrides(arguments.set)
     dataset = shared_data.load(arguments.data)
-    test = dataset.test
+    own_labels = find_own_labels(dataset, load_config(arguments.recipes[0], settings).data.own_labels)
+    if own_labels.excludes:
+        print(f"{own_labels.describe()}; filter pairs are removed from the predictions of every method")
+    test = own_labels.filter_test(dataset).test
     assert test is not None
     print(
         f"{arguments.data}: {len(dataset.train):,} training and {len(test):,} test queries, "

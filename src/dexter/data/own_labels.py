@@ -135,11 +135,13 @@ class OwnLabelFinder:
 
     def matrix(self, uids: Sequence[str | None], texts: Sequence[str]) -> csr_matrix:
         """Return the own labels of queries as a matrix of ones, queries x labels."""
-        columns = [sorted(self.find(uid, text)) for uid, text in zip(uids, texts, strict=True)]
-        starts = np.r_[0, np.cumsum([len(found) for found in columns], dtype=np.int64)]
-        indices = np.array([row for found in columns for row in found], dtype=np.int64)
+        indices: list[int] = []
+        starts = np.zeros(len(texts) + 1, dtype=np.int64)
+        for position, (uid, text) in enumerate(zip(uids, texts, strict=True)):
+            indices += sorted(self.find(uid, text))
+            starts[position + 1] = len(indices)
         ones = np.ones(len(indices), dtype=np.float32)
-        return csr_matrix((ones, indices, starts), shape=(len(columns), self._num_labels))
+        return csr_matrix((ones, np.array(indices, dtype=np.int64), starts), shape=(len(texts), self._num_labels))
 
 
 def find_own_labels(dataset: Dataset, setting: OwnLabelsSetting) -> OwnLabels:

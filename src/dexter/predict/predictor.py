@@ -192,13 +192,15 @@ class Predictor:
         """
         state, choice = self._live.state, choice or self.choice
         is_same_index = choice.head == self.choice.head and (state.model.has_prior or choice.dial == self.choice.dial)
-        return Predictor(
+        made = Predictor(
             model or state.model,
             choice,
             scoring=self.scoring,
             fingerprint=self.fingerprint,
             index=state.index if model is None and is_same_index else None,
         )
+        made._finder = self._finder
+        return made
 
     @property
     def index(self) -> Index:
