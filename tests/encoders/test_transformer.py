@@ -141,8 +141,11 @@ def test_no_text_gives_no_vector():
     assert embed(encoder, encoder.tokenize([], side="label")).shape == (0, 24)
 
 
-def test_dropout_is_off_on_a_cpu_unless_asked_for():
+def test_dropout_is_the_models_own_unless_set():
     encoder = small_encoder().train()
+    assert {module.p for module in encoder.modules() if isinstance(module, torch.nn.Dropout)} == {0.1}
+    assert not torch.equal(encoder(*batch(encoder)), encoder(*batch(encoder)))
+    encoder = small_encoder(dropout=0.0).train()
     torch.testing.assert_close(encoder(*batch(encoder)), encoder(*batch(encoder)), atol=0, rtol=0)
 
 
