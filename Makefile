@@ -31,6 +31,10 @@ test: $(STAMP)  ## All tests but the slow ones.
 test-all: $(STAMP)  ## Every test.
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
+.PHONY: test-gpu
+test-gpu: $(STAMP)  ## The tests that need a CUDA device; writes gpu-report.json (without one: says so).
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.gpu
+
 .PHONY: check
 check: $(STAMP)  ## Lint, types, and the tests of the architecture.
 	$(BIN)/ruff check .

@@ -15,11 +15,16 @@ import torch
 from dexter.training.distributed import ProcessGroup, joined
 
 
-def run_ranks(num_ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240.0) -> list[Any]:
-    """What `function(world, *arguments)` returned on each rank; the first failure of any is raised here."""
+def run_ranks(
+    num_ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 240.0, start: str = "fork"
+) -> list[Any]:
+    """What `function(world, *arguments)` returned on each rank; the first failure of any is raised here.
+
+    CUDA cannot be used in a process that was forked: give `start="spawn"`, and a function of a module.
+    """
     if num_ranks == 1:
         return [function(ProcessGroup(), *arguments)]
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context(start)
     port = free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(num_ranks)]
     processes = [

@@ -1,5 +1,8 @@
 """The world of several processes, on gloo: meetings, losses over label shards, ranks that die or hang."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -12,7 +15,7 @@ from dexter.batches.mining import mine_hard_negatives
 from dexter.index import search_shards
 from dexter.losses import Streaming
 from dexter.model.unseen import fill_unseen_rows
-from tests.training.ranks import run_ranks
+from tests.training.ranks import free_port, run_ranks
 
 
 def meet(world):
@@ -49,6 +52,60 @@ def test_meetings_of_three():
         assert answer["agree"] == [2.0, 0.5]
         assert answer["calls"]["queries"] == 1
         assert answer["bytes"] == 2 * 2 * 3 * 4
+
+
+def meet_on_device(world, device):
+    """Each collective with a tensor of the device, and a gradient that crosses ranks."""
+    device = world.device(device)
+    mine = torch.full((world.rank + 1, 2), float(world.rank + 1), device=device)
+    rows = torch.full((world.part(5).stop - world.part(5).start, 3), 1.0, device=device, requires_grad=True)
+    (world.joined_rows(rows, 5) * (world.rank + 1)).sum().backward()
+    found = {
+        "max": world.max(mine[0]),
+        "sum": world.sum(mine[0]),
+        "concatenate": world.concatenate(mine)[:, 0],
+        "gradient": rows.grad[0],
+        "broadcast": world.broadcast(mine[0].clone()),
+    }
+    assert all(value.device == torch.device(device) for value in found.values())
+    return {name: value.tolist() for name, value in found.items()}
+
+
+def test_two_devices_communicate(device):
+    """By NCCL on two CUDA devices, by gloo on the CPU."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("fewer than two CUDA devices")
+    for answer in run_ranks(2, meet_on_device, device, start="spawn" if device == "cuda" else "fork"):
+        assert answer == {
+            "max": [2.0, 2.0],
+            "sum": [3.0, 3.0],
+            "concatenate": [1.0, 2.0, 2.0],
+            "gradient": [3.0, 3.0, 3.0],
+            "broadcast": [1.0, 1.0],
+        }
+
+
+_ONE_PROCESS = """
+import sys, torch
+from torch import distributed as dist
+from dexter.training.distributed import ProcessGroup
+device, backend = sys.argv[1], "nccl" if sys.argv[1] == "cuda" else "gloo"
+dist.init_process_group(backend, init_method="tcp://127.0.0.1:" + sys.argv[2], rank=0, world_size=1)
+group, values = ProcessGroup(), torch.arange(6.0, device=device).reshape(2, 3)
+assert torch.equal(group._reduced(values.clone(), dist.ReduceOp.SUM, "sum"), values)
+assert torch.equal(group._concatenated(values, [2], "rows"), values)
+dist.broadcast(values, src=0)
+assert values.sum() == 15
+print(dist.get_backend())
+dist.destroy_process_group()
+"""
+
+
+def test_one_device_communicates(device):
+    """The library itself, in a process of its own: with a single process no collective reaches it otherwise."""
+    arguments = [sys.executable, "-c", _ONE_PROCESS, device, str(free_port())]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["nccl" if device == "cuda" else "gloo"], done.stderr
 
 
 def sharded_losses(world, cases):

@@ -65,11 +65,11 @@ def _steps(world, dataset, recipe, changes, folder):
     for _ in range(NUM_STEPS):
         losses.append(float(trainer.take_step().loss))
         sizes.append(trainer.step_sizes)
-    weights = {f"encoder.{name}": value.numpy().copy() for name, value in trainer.encoder.state_dict().items()}
+    weights = {f"encoder.{name}": value.cpu().numpy().copy() for name, value in trainer.encoder.state_dict().items()}
     whole = module.whole_model(world, trainer._model(), trainer.labels, trainer.text_of_label)
     if whole is not None:
-        weights |= {name: value.numpy().copy() for name, value in whole._head_state().items()}
-        weights["representations"] = whole.representations_LD.numpy().copy()
+        weights |= {name: value.cpu().numpy().copy() for name, value in whole._head_state().items()}
+        weights["representations"] = whole.representations_LD.cpu().numpy().copy()
     return losses, weights, sizes
 
 
@@ -85,9 +85,9 @@ def largest_difference(got, wanted):
     return max(losses, *differences)
 
 
-def assert_equal_to_one_process(num_ranks, dataset, cases, folder):
+def assert_equal_to_one_process(num_ranks, dataset, cases, folder, *, start="fork"):
     expected = run_ranks(1, take_steps, dataset, cases, folder)[0]
-    for rank, answers in enumerate(run_ranks(num_ranks, take_steps, dataset, cases, folder)):
+    for rank, answers in enumerate(run_ranks(num_ranks, take_steps, dataset, cases, folder, start=start)):
         for (recipe, changes), got, wanted in zip(cases, answers, expected, strict=True):
             if rank > 0:
                 wanted = (wanted[0], {name: wanted[1][name] for name in got[1]}, wanted[2])
@@ -112,6 +112,15 @@ def test_some_recipes_on_three_ranks(tmp_path):
     world = make_world(num_train=200, num_labels=37)
     cases = [("dexter", {}), ("dexml-topk", {"loss.k": 3}), ("ngame", {}), ("unidec-pos-clf", {})]
     assert_equal_to_one_process(3, world, cases, tmp_path)
+
+
+def test_two_ranks_on_the_device(device, tmp_path):
+    """Two CUDA devices take the steps of one, as two processes on a CPU do."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("fewer than two CUDA devices")
+    cases = [("dexml", {"train.device": device}), ("unidec", {"train.device": device})]
+    start = "spawn" if device == "cuda" else "fork"
+    assert_equal_to_one_process(2, make_world(num_train=120), cases, tmp_path, start=start)
 
 
 @pytest.mark.slow
