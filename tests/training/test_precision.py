@@ -25,6 +25,7 @@ from dexter.training.presets import resolve_presets
 from tests.conftest import make_world
 from tests.training.ranks import run_ranks
 from tests.training.test_trainer import assert_same_weights, stop_after
+from tests.training.test_transformer_runs import SETTINGS as TRANSFORMER_SETTINGS
 
 HALF = ("bfloat16", "float16")
 BOUNDS = {"float32": 1e-5, "bfloat16": 0.03, "float16": 0.004}
@@ -248,18 +249,7 @@ def test_what_cannot_be_compiled_or_computed_again_is_one_clear_line(monkeypatch
 
 # ---------------------------------------------------------------------------------------------------- whole runs
 
-SETTINGS = {
-    "encoder.kind": "transformer",
-    "encoder.max_length_query": 24,
-    "encoder.max_length_label": 8,
-    "encoder.dropout": 0.1,
-    "batch.size": 32,
-    "train.learning_rate": 0.002,
-    "train.tokens_per_micro_batch": 200,
-    "train.threads": 1,
-    "train.epochs": 2,
-    "validation.fraction": 0.1,
-}
+SETTINGS = TRANSFORMER_SETTINGS | {"train.epochs": 2}
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,6 @@ class StaticSettings:
     ngram_buckets: int = 0
     """Number of rows of the table that hashed n-grams share."""
     positions: bool = True
-    hidden: int = 0
     token_dropout: float = 0.0
 
 
@@ -91,11 +90,6 @@ class StaticEncoder(nn.Module):
         self.table = nn.Parameter(table_RD.clone())
         self.token_weights = nn.Parameter(torch.zeros(self.num_rows))
         self.position_weights = nn.Parameter(torch.zeros(NUM_POSITIONS))
-        if settings.hidden:
-            self.expand = nn.Linear(self.dimension, settings.hidden)
-            self.contract = nn.Linear(settings.hidden, self.dimension)
-            nn.init.zeros_(self.contract.weight)
-            nn.init.zeros_(self.contract.bias)
 
     @classmethod
     def build(
@@ -169,14 +163,10 @@ class StaticEncoder(nn.Module):
             kept_T = torch.rand_like(weights_T) >= self.settings.token_dropout
             weights_T = weights_T * (kept_T | (buckets_T == _LABEL_BUCKET))
         sums_ND = self._sum_bags(rows_T, offsets, weights_T)
-        if not (self.settings.normalize or self.settings.hidden):
-            totals_N = self._bag_totals(weights_T, offsets)
-            return sums_ND / totals_N.clamp_min(1e-12)[:, None]
-        vectors_ND = functional.normalize(sums_ND, dim=-1)
-        if self.settings.hidden:
-            vectors_ND = vectors_ND + self.contract(functional.gelu(self.expand(vectors_ND)))
-            vectors_ND = functional.normalize(vectors_ND, dim=-1) if self.settings.normalize else vectors_ND
-        return vectors_ND
+        if self.settings.normalize:
+            return functional.normalize(sums_ND, dim=-1)
+        totals_N = self._bag_totals(weights_T, offsets)
+        return sums_ND / totals_N.clamp_min(1e-12)[:, None]
 
     def weigh_tokens(self, tokens: Tokens) -> None:
         """Set each token's weight to the logarithm of its inverse document frequency in the queries."""
@@ -224,9 +214,9 @@ class StaticEncoder(nn.Module):
         return encoder
 
     def _is_plain(self) -> bool:
-        """Whether the encoder is a mean of fixed token vectors: no positions, n-grams, label rows or layer."""
+        """Whether the encoder is a mean of fixed token vectors: no positions, n-grams or label rows."""
         settings = self.settings
-        extras = settings.positions or settings.ngram_buckets or len(self.known_labels) or settings.hidden
+        extras = settings.positions or settings.ngram_buckets or len(self.known_labels)
         return settings.normalize and not extras
 
     def _sum_bags(self, rows_T: Tensor, offsets: Tensor, weights_T: Tensor) -> Tensor:
