@@ -1,15 +1,24 @@
-"""Quality and cost on a data set: our recipes beside omikuji and TF-IDF nearest neighbours, in one run.
+"""Quality and cost on a data set: our recipes beside omikuji, PECOS, linear SVMs and TF-IDF neighbours, in one run.
 
     python -m venv /tmp/omikuji && /tmp/omikuji/bin/pip install omikuji
     python bench/quality.py stackexchange4 --recipes dexter dexml --threads 1 --omikuji /tmp/omikuji/bin/python
     python bench/quality.py debian-related --recipes dexml dexml-hnm supconde unidec --set train.epochs=8
+    python bench/quality.py npm-deps --recipes dexter --seeds 3 --work /tmp/quality --pecos /tmp/pecos/bin/python
 
 A recipe has a row for each of its heads without neighbours, and one as it predicts by itself: head, neighbours and dial
-chosen on validation. omikuji (Parabel: 3 trees, its default settings, beam 10) gets unigram TF-IDF vectors and runs in
-an interpreter of its own; without one its row is left out. *train* is everything from texts to a model (TF-IDF vectors
-and tokens included), *predict* everything from test texts to 100 labels each. CPU seconds hold on a machine that is not
-quiet, wall seconds do not. Filter pairs, own labels of the test queries among them where the first recipe leaves these
-out, are removed from the predictions of every method.
+chosen on validation. omikuji (Parabel: 3 trees, its default settings, beam 10), PECOS XR-Linear (default settings, beam
+10) and one linear SVM per label (`--svm`, C = 1) get unigram TF-IDF vectors; the first two run in interpreters of their
+own, and without one their rows are left out. PECOS 1.2 wants numpy below 2, and of its dependencies XR-Linear needs
+only these: pip install "numpy<2" "scipy<1.14" scikit-learn psutil setuptools, then pip install --no-deps
+libpecos==1.2.8.
+
+With `--seeds N` whatever draws random numbers runs N times (omikuji draws a seed of its own), rows are means over the
+seeds with their largest distance from it, and the differences of the first recipe to every peer are printed with 95%
+intervals: a paired bootstrap over test queries of the mean over seeds. With `--work FOLDER` finished rows are kept
+there, and a run that was stopped goes on from them; a folder holds rows of one set of settings. *train* is everything
+from texts to a model (TF-IDF vectors and tokens included), *predict* everything from test texts to 100 labels each. CPU
+seconds hold on a machine that is not quiet, wall seconds do not. Filter pairs, own labels of the test queries among
+them where the first recipe leaves these out, are removed from the predictions of every method.
 """
 
 from __future__ import annotations
@@ -17,25 +26,27 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, save_npz
 
 import shared_data
 from dexter.config import load_config, parse_overrides
 from dexter.data import Dataset, Split
 from dexter.data.own_labels import find_own_labels
 from dexter.evaluation.baselines import TfidfNeighbours
-from dexter.metrics import overfetch, remove_filtered, score
+from dexter.evaluation.intervals import paired_bootstrap
+from dexter.metrics import Ratio, inverse_propensity, overfetch, per_query, remove_filtered, score
 from dexter.predict.predictor import Predictor
 from dexter.training import train
 
@@ -56,7 +67,27 @@ for line in open(test_path):
 clocks.append((time.process_time(), time.perf_counter()))
 json.dump({"clocks": clocks, "predicted": predicted}, open(out_path, "w"))
 """
-"""What the other interpreter runs."""
+PECOS = """
+import json, sys, time
+import numpy as np
+from pecos.xmc import Indexer, LabelEmbeddingFactory
+from pecos.xmc.xlinear.model import XLinearModel
+from scipy.sparse import load_npz
+folder, out_path, places, threads, seed = sys.argv[1:]
+X, Y, X_test = (load_npz(f"{folder}/{name}.npz").astype(np.float32).tocsr() for name in ("train", "labels", "test"))
+clocks = [(time.process_time(), time.perf_counter())]
+tree = Indexer.gen(LabelEmbeddingFactory.create(Y, X), seed=int(seed), threads=int(threads))
+model = XLinearModel.train(X, Y, C=tree, threads=int(threads))
+clocks.append((time.process_time(), time.perf_counter()))
+scores = model.predict(X_test, only_topk=int(places), threads=int(threads))
+predicted = []
+for row in range(scores.shape[0]):
+    part = slice(scores.indptr[row], scores.indptr[row + 1])
+    predicted.append(scores.indices[part][np.argsort(-scores.data[part], kind="stable")].tolist())
+clocks.append((time.process_time(), time.perf_counter()))
+json.dump({"clocks": clocks, "predicted": predicted}, open(out_path, "w"))
+"""
+"""What the other interpreters run."""
 
 
 @dataclass(frozen=True)
@@ -123,29 +154,72 @@ def run_neighbours(dataset: Dataset, test: Split) -> Row:
     return Row(top_ids, predict=Time.now() - trained, train=trained - start)
 
 
-def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int) -> Row | None:
-    """Run omikuji in another interpreter; None where it is not installed there."""
-    if subprocess.run([interpreter, "-c", "import omikuji"], capture_output=True, check=False).returncode:
-        print(f"omikuji: left out, {interpreter} has no omikuji (pip install it anywhere, pass --omikuji PYTHON)")
-        return None
-    start = Time.now()
-    train_vectors, test_vectors = tfidf(dataset.train.texts, test.texts)
-    vectorized = Time.now() - start
+def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int) -> Row:
+    """Run omikuji in another interpreter."""
     with tempfile.TemporaryDirectory() as folder:
-        train_path, test_path, out_path = (Path(folder) / name for name in ("train.txt", "test.txt", "out.json"))
+        train_path, test_path = (Path(folder) / name for name in ("train.txt", "test.txt"))
+        start = Time.now()
+        train_vectors, test_vectors = tfidf(dataset.train.texts, test.texts)
+        vectorized = Time.now() - start
         write_svmlight(train_path, train_vectors, dataset.train.relevance)
         test_path.write_text("".join(f"{features(test_vectors, row)}\n" for row in range(len(test))))
-        arguments = [str(train_path), str(test_path), str(out_path), str(num_places(test)), str(threads)]
         # It logs to stdout, and its progress bars have a line per example on stderr.
-        command = [interpreter, "-c", OMIKUJI, *arguments]
+        return run_elsewhere(interpreter, OMIKUJI, [train_path, test_path], test, vectorized, [str(threads)])
+
+
+def run_pecos(dataset: Dataset, test: Split, interpreter: str, *, threads: int, seed: int) -> Row:
+    """Run PECOS XR-Linear in another interpreter."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = Time.now()
+        train_vectors, test_vectors = tfidf(dataset.train.texts, test.texts)
+        vectorized = Time.now() - start
+        for name, matrix in (("train", train_vectors), ("labels", dataset.train.relevance), ("test", test_vectors)):
+            save_npz(Path(folder) / f"{name}.npz", matrix, compressed=False)
+        return run_elsewhere(interpreter, PECOS, [Path(folder)], test, vectorized, [str(threads), str(seed)])
+
+
+def run_elsewhere(
+    interpreter: str, code: str, inputs: Sequence[Path], test: Split, vectorized: Time, options: Sequence[str]
+) -> Row:
+    """Run code that trains and predicts in another interpreter.
+
+    Vectors of train and test are made in one go beforehand; the training time carries them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out_path = Path(folder) / "out.json"
+        arguments = [*map(str, inputs), str(out_path), str(num_places(test)), *options]
+        command = [interpreter, "-c", code, *arguments]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         results = json.loads(out_path.read_text())
     begun, trained, ended = (Time(*clock) for clock in results["clocks"])
     top_ids = np.full((len(test), num_places(test)), -1, dtype=np.int64)
     for row, labels in enumerate(results["predicted"]):
         top_ids[row, : len(labels)] = labels
-    # Vectors of train and test are made in one go; the training row carries them.
     return Row(top_ids, predict=ended - trained, train=trained - begun + vectorized)
+
+
+def run_svm(dataset: Dataset, test: Split) -> Row:
+    """Train one linear SVM per label."""
+    from sklearn.svm import LinearSVC
+
+    start = Time.now()
+    train_vectors, test_vectors = tfidf(dataset.train.texts, test.texts)
+    relevance = dataset.train.relevance.tocsc()
+    scores = np.full((len(test), dataset.num_labels), -np.inf, dtype=np.float32)
+    predicting = Time(0.0, 0.0)
+    for label in np.flatnonzero(np.diff(relevance.indptr)).tolist():
+        positive = np.zeros(len(dataset.train), dtype=np.int64)
+        positive[relevance.indices[relevance.indptr[label] : relevance.indptr[label + 1]]] = 1
+        if positive.all():
+            scores[:, label] = np.inf
+            continue
+        model = LinearSVC(C=1.0).fit(train_vectors, positive)
+        fitted = Time.now()
+        scores[:, label] = model.decision_function(test_vectors)
+        predicting += Time.now() - fitted
+    trained = Time.now() - start - predicting
+    top_ids = np.argsort(-scores, axis=1, kind="stable")[:, : num_places(test)]
+    return Row(top_ids, predict=predicting, train=trained)
 
 
 def tfidf(train_texts: Sequence[str], test_texts: Sequence[str]) -> tuple[csr_matrix, csr_matrix]:
@@ -177,25 +251,141 @@ def features(vectors: csr_matrix, row: int) -> str:
     return " ".join(f"{column}:{value:.6g}" for column, value in pairs)
 
 
-def print_row(name: str, row: Row, dataset: Dataset, test: Split) -> None:
-    """Print a line of the table."""
-    kept = remove_filtered(row.top_ids, np.zeros(row.top_ids.shape), test.filtered, NUM_PLACES).ids
-    metrics = score(kept, test.relevance, dataset.train.relevance, ks=(1, 3, 5, 10, 100))
-    per_query = 1e3 / len(test)
-    print(
-        f"{name:26s}"
-        + "".join(f"{metrics[column]:8.2f}" for column in COLUMNS)
-        + f"{row.train.cpu:11.1f}{row.train.wall:8.1f}{row.predict.cpu * per_query:14.2f}",
-        flush=True,
-    )
+class Results:
+    """Rows by method and seed, kept in a folder where there is one so that a stopped run goes on."""
+
+    def __init__(self, dataset: Dataset, test: Split, folder: Path | None) -> None:
+        self.test, self.folder = test, folder
+        self.train_relevance = dataset.train.relevance
+        self.inverse_propensity = inverse_propensity(self.train_relevance)
+        self.rows: dict[str, dict[int, Row]] = {}
+
+    def has(self, name: str, seed: int) -> bool:
+        """Whether a row is there; reads it from the folder."""
+        path = self._path(name, seed)
+        if path is not None and path.exists():
+            with np.load(path) as file:
+                times = file["times"]
+                self.rows.setdefault(name, {})[seed] = Row(file["top_ids"], Time(*times[0]), Time(*times[1]))
+        return seed in self.rows.get(name, {})
+
+    def add(self, name: str, seed: int, row: Row) -> None:
+        """Keep a row."""
+        self.rows.setdefault(name, {})[seed] = row
+        path = self._path(name, seed)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(".partial.npz")
+            times = [(time.cpu, time.wall) for time in (row.predict, row.train)]
+            np.savez(partial, top_ids=row.top_ids.astype(np.int32), times=np.array(times))
+            os.replace(partial, path)
+
+    def _path(self, name: str, seed: int) -> Path | None:
+        return self.folder and self.folder / f"{name.replace(' ', '_')}-{seed}.npz"
+
+    def metrics(self, name: str) -> dict[str, list[float]]:
+        """Return each column of a method, one value per seed."""
+        scores = [
+            score(self._kept(row), self.test.relevance, self.train_relevance, ks=(1, 3, 5, 10, 100))
+            for row in self.rows[name].values()
+        ]
+        return {column: [values[column] for values in scores] for column in COLUMNS}
+
+    def ratios(self, name: str) -> dict[str, Ratio]:
+        """Return the metrics per query, as means over the seeds."""
+        seeds = [
+            per_query(self._kept(row), self.test.relevance, self.inverse_propensity) for row in self.rows[name].values()
+        ]
+        return {
+            column: Ratio(np.mean([seed[column].numerator for seed in seeds], axis=0), seeds[0][column].denominator)
+            for column in COLUMNS[:6]
+        }
+
+    def _kept(self, row: Row) -> NDArray[np.int64]:
+        return remove_filtered(row.top_ids, np.zeros(row.top_ids.shape), self.test.filtered, NUM_PLACES).ids
+
+    def print_row(self, name: str) -> None:
+        """Print a line of the table, and the seeds' largest distance from it where there are several."""
+        rows, metrics = list(self.rows[name].values()), self.metrics(name)
+        train_cpu, train_wall = (np.mean([getattr(row.train, clock) for row in rows]) for clock in ("cpu", "wall"))
+        predict_cpu = 1e3 * np.mean([row.predict.cpu for row in rows]) / len(self.test)
+        means = {column: float(np.mean(values)) for column, values in metrics.items()}
+        print(
+            f"{name:26s}"
+            + "".join(f"{means[column]:8.2f}" for column in COLUMNS)
+            + f"{train_cpu:11.1f}{train_wall:8.1f}{predict_cpu:14.2f}",
+            flush=True,
+        )
+        if len(rows) > 1:
+            spread = {column: max(abs(value - means[column]) for value in metrics[column]) for column in COLUMNS}
+            print(f"{f'  {len(rows)} seeds, +-':26s}" + "".join(f"{spread[column]:8.2f}" for column in COLUMNS))
+
+    def print_differences(self, ours: str, peers: Sequence[str]) -> None:
+        """Print what a method is ahead of others, with 95% intervals, and the ratio of training times."""
+        mine = self.ratios(ours)
+        for peer in peers:
+            differences = paired_bootstrap(self.ratios(peer), mine)
+            cells = [f"{name} {d.value:+.2f} [{d.low:+.2f}, {d.high:+.2f}]" for name, d in differences.items()]
+            cost = np.mean([row.train.cpu for row in self.rows[ours].values()])
+            cost /= np.mean([row.train.cpu for row in self.rows[peer].values()])
+            print(f"{ours} - {peer}: " + ", ".join(cells) + f"; training time x {cost:.2f}")
+
+
+def has_package(interpreter: str, package: str) -> bool:
+    """Whether an interpreter has a package; says so where not."""
+    if subprocess.run([interpreter, "-c", f"import {package}"], capture_output=True, check=False).returncode:
+        print(f"{package}: left out, {interpreter} does not have it (see --help)")
+        return False
+    return True
+
+
+def run_methods(dataset: Dataset, test: Split, arguments: argparse.Namespace, settings: Mapping[str, Any]) -> Results:
+    """Run every method that is asked for, and print a line for each."""
+    results = Results(dataset, test, arguments.work and arguments.work / dataset_name(arguments.data))
+    seeds, threads = range(arguments.seeds), arguments.threads
+    for recipe in arguments.recipes:
+        for seed in seeds:
+            if not results.has(recipe, seed):
+                chosen = {"seed": seed, **settings} if arguments.seeds > 1 else settings
+                for name, row in run_recipe(dataset, test, recipe, threads=threads, settings=chosen):
+                    results.add(name, seed, row)
+        for name in [name for name in results.rows if name.split()[0] == recipe]:
+            results.print_row(name)
+    peers: dict[str, tuple[range, Callable[[int], Row]]] = {}
+    if has_package(arguments.omikuji, "omikuji"):
+        peers["omikuji"] = seeds, lambda seed: run_omikuji(dataset, test, arguments.omikuji, threads=threads)
+    if has_package(arguments.pecos, "pecos"):
+        peers["PECOS XR-Linear"] = (
+            seeds,
+            lambda seed: run_pecos(dataset, test, arguments.pecos, threads=threads, seed=seed),
+        )
+    if arguments.svm:
+        peers["linear SVMs"] = range(1), lambda seed: run_svm(dataset, test)
+    peers["TF-IDF kNN"] = range(1), lambda seed: run_neighbours(dataset, test)
+    for name, (its_seeds, run) in peers.items():
+        for seed in its_seeds:
+            if not results.has(name, seed):
+                results.add(name, seed, run(seed))
+        results.print_row(name)
+    results.print_differences(arguments.recipes[0], list(peers))
+    return results
+
+
+def dataset_name(data: str) -> str:
+    """Return the last part of a data set's path, or its name."""
+    return Path(data).name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="?", default="stackexchange4", help="the data set's name")
-    parser.add_argument("--recipes", nargs="*", default=["dexter", "dexml"])
+    parser.add_argument("data", nargs="?", default="stackexchange4", help="the name of a shared data set, or a path")
+    parser.add_argument("--recipes", nargs="+", default=["dexter", "dexml"])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every recipe")
+    parser.add_argument("--seeds", type=int, default=1, help="how often whatever draws random numbers runs")
     parser.add_argument("--omikuji", default=sys.executable, metavar="PYTHON", help="an interpreter that has omikuji")
+    parser.add_argument("--pecos", default=sys.executable, metavar="PYTHON", help="an interpreter that has libpecos")
+    parser.add_argument("--svm", action="store_true", help="also one linear SVM per label, where labels are few")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep finished rows here, and go on from them")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     logging.disable(logging.INFO)
@@ -207,17 +397,11 @@ def main() -> None:
     test = own_labels.filter_test(dataset).test
     assert test is not None
     print(
-        f"{arguments.data}: {len(dataset.train):,} training and {len(test):,} test queries, "
+        f"{dataset_name(arguments.data)}: {len(dataset.train):,} training and {len(test):,} test queries, "
         f"{dataset.num_labels:,} labels, {arguments.threads} threads"
     )
     print(f"{'':26s}{''.join(f'{c:>8s}' for c in COLUMNS)}{'train CPU':>11s}{'wall s':>8s}{'CPU ms/query':>14s}")
-    for recipe in arguments.recipes:
-        for name, row in run_recipe(dataset, test, recipe, threads=arguments.threads, settings=settings):
-            print_row(name, row, dataset, test)
-    peer = run_omikuji(dataset, test, arguments.omikuji, threads=arguments.threads)
-    if peer is not None:
-        print_row("omikuji", peer, dataset, test)
-    print_row("TF-IDF kNN", run_neighbours(dataset, test), dataset, test)
+    run_methods(dataset, test, arguments, settings)
 
 
 if __name__ == "__main__":

@@ -20,5 +20,5 @@ def locate(name: str) -> Path:
 
 
 def load(name: str) -> Dataset:
-    """A data set by name."""
-    return load_dataset(locate(name))
+    """A data set by name, or by its path."""
+    return load_dataset(name if "/" in name else locate(name))
