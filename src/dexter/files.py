@@ -13,17 +13,22 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dexter.errors import ModelError, ResourceError, UsageError
 
 MANIFEST = "MANIFEST.json"
 _TEMPORARY = ".tmp-"
-_CURRENT_FOLDER, _EXCHANGE = -100, 2
-"""AT_FDCWD and RENAME_EXCHANGE of Linux's renameat2."""
+_CURRENT_FOLDER, _NO_REPLACE, _EXCHANGE = -100, 1, 2
+"""AT_FDCWD, RENAME_NOREPLACE and RENAME_EXCHANGE of Linux's renameat2."""
+_MAX_MANIFEST_BYTES = 2**24
+_UNLISTED_NAMES = ("labels.sqlite", "tuned.json")
+"""Begin the names of files that are written beside a model after its manifest."""
 
 
 @contextmanager
@@ -32,7 +37,8 @@ def atomic_path(target: str | Path) -> Iterator[Path]:
     target = Path(target)
     temporary = temporary_beside(target)
     with disk_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
+        _remove(temporary)
     try:
         with disk_errors(target):
             yield temporary
@@ -53,10 +59,10 @@ def atomic_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path
     if target.exists() and not replace:
         raise UsageError(f"{target} exists already: choose another output, or remove it first")
     temporary = temporary_beside(target)
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
         with disk_errors(target):
-            temporary.mkdir(parents=True)
+            _remove(temporary)
+            make_folder(temporary)
             yield temporary
             write_manifest(temporary)
             if not (target.exists() and _exchange(temporary, target)):
@@ -64,6 +70,31 @@ def atomic_folder(target: str | Path, *, replace: bool = False) -> Iterator[Path
             flush(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents where they are missing, and flush the names of the new ones."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        flush(folder.parent)
+
+
+def rename_new(source: Path, target: Path) -> None:
+    """Rename a file; raise `FileExistsError` if the target exists, also if another process makes it at this moment.
+
+    Where neither the system nor its file system (FAT, some network ones) can do that in one step, it is done in two.
+    """
+    if _rename(source, target, _NO_REPLACE):
+        return
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(target):
+            raise FileExistsError(target) from None
+        os.replace(source, target)
 
 
 def temporary_beside(target: Path, *, process: int | None = None) -> Path:
@@ -89,9 +120,14 @@ def sha256(path: str | Path) -> str:
 
 
 def write_manifest(folder: Path) -> None:
-    """Flush every file below a folder and record its size and SHA-256 in the manifest, which is written last."""
+    """Flush every file below a folder and record its size and SHA-256 in the manifest, which is written last.
+
+    All files get the permissions that the process gives to new ones; some libraries write theirs for the owner alone.
+    """
     entries = {}
+    mode = stat.S_IMODE(folder.stat().st_mode) & 0o666
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST):
+        path.chmod(mode)
         flush(path)
         entries[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     write_json(folder / MANIFEST, {"files": entries})
@@ -99,42 +135,112 @@ def write_manifest(folder: Path) -> None:
 
 def read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
     """Return size and SHA-256 of every file that a folder's manifest lists, by name."""
+    path = folder / MANIFEST
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        manifest = json.loads(read_regular(path, limit=_MAX_MANIFEST_BYTES))
+        entries = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except FileNotFoundError:
         raise ModelError(f"{folder}: no {MANIFEST}: the folder is incomplete or not one of ours") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ModelError(f"{folder / MANIFEST}: not a readable manifest: restore the folder from a copy") from None
+        raise ModelError(f"{path}: not a readable manifest: restore the folder from a copy") from None
+    if not entries or not all(map(_is_inside, entries)):
+        raise ModelError(f"{path}: lists no files, or files elsewhere: restore the folder from a copy")
+    return entries
 
 
 def verify_manifest(folder: str | Path) -> None:
-    """Raise `ModelError` unless every file of the folder's manifest is present and unchanged."""
+    """Raise `ModelError` unless the folder has the files of its manifest, unchanged and no links, and no others.
+
+    Other files that are hidden, or end in .md, are not looked at.
+    """
     folder = Path(folder)
-    for name, expected in read_manifest(folder).items():
-        path = folder / name
-        if not path.is_file():
-            raise ModelError(f"{path}: listed in the manifest but missing: restore the folder from a copy")
-        if path.stat().st_size != expected[0] or sha256(path) != expected[1]:
-            raise ModelError(f"{path}: differs from its manifest (torn or altered): restore the folder from a copy")
+    entries = read_manifest(folder)
+    for name in entries:
+        _check_no_links(folder, name)
+        with _sealed(folder, name, entries) as handle:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        if digest != entries[name][1]:
+            raise _altered(folder / name)
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        is_beside = name in (MANIFEST, *entries) or name.startswith(_UNLISTED_NAMES) or name.endswith(".md")
+        if not (is_beside or path.is_dir() or any(part.startswith(".") for part in Path(name).parts)):
+            raise ModelError(f"{path}: not listed in the manifest: move it elsewhere")
 
 
 def read_sealed(folder: Path, name: str) -> bytes:
     """Read a file that a folder's manifest lists; the bytes returned are the bytes that were checked."""
-    entry, path = read_manifest(folder).get(name), folder / name
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}): restore the folder from a copy") from None
-    if entry != (len(content), hashlib.sha256(content).hexdigest()):
-        raise ModelError(f"{path}: differs from its manifest (torn or altered): restore the folder from a copy")
+    entries = read_manifest(folder)
+    with _sealed(folder, name, entries) as handle:
+        content = handle.read()
+    if hashlib.sha256(content).hexdigest() != entries[name][1]:
+        raise _altered(folder / name)
     return content
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read it, unless it is a link, a pipe or a device: those could lead elsewhere, or never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path, *, limit: int) -> bytes:
+    """Read a file of at most `limit` bytes that is no link, pipe or device."""
+    with open_regular(path) as handle:
+        content = handle.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"more than {limit:,} bytes", str(path))
+    return content
+
+
+@contextmanager
+def _sealed(folder: Path, name: str, entries: Mapping[str, tuple[int, str]]) -> Iterator[BufferedReader]:
+    """Open a file of a manifest, if it has the size that is listed."""
+    path = folder / name
+    if name not in entries:
+        raise ModelError(f"{path}: not listed in the manifest: restore the folder from a copy")
+    try:
+        with open_regular(path) as handle:
+            if os.fstat(handle.fileno()).st_size != entries[name][0]:
+                raise _altered(path)
+            yield handle
+    except FileNotFoundError:
+        raise ModelError(f"{path}: listed in the manifest but missing: restore the folder from a copy") from None
+    except OSError as error:
+        reason = "a link" if error.errno == errno.ELOOP else error.strerror
+        raise ModelError(f"{path}: cannot be read ({reason}): restore the folder from a copy") from None
+
+
+def _check_no_links(folder: Path, name: str) -> None:
+    for parent in list(Path(name).parents)[:-1]:
+        if (folder / parent).is_symlink():
+            raise ModelError(f"{folder / parent}: a link: restore the folder from a copy")
+
+
+def _altered(path: Path) -> ModelError:
+    return ModelError(f"{path}: differs from its manifest (torn or altered): restore the folder from a copy")
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def remove_leftovers(folder: str | Path) -> None:
     """Delete temporary files and folders that killed writers left behind directly below a folder."""
-    for path in Path(folder).glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    for path in Path(folder).glob(f"{_TEMPORARY}[0-9]*-*"):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a file, a folder with what is in it, or a link but not what it leads to; nothing may be there too."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:
@@ -157,10 +263,17 @@ def _move(temporary: Path, target: Path) -> None:
 
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step; False where the system or its file system cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    return _rename(first, second, _EXCHANGE)
+
+
+def _rename(first: Path, second: Path, flags: int) -> bool:
+    """Call Linux's renameat2; False where the system or its file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     if rename is None:
         return False
-    result = rename(_CURRENT_FOLDER, os.fsencode(first), _CURRENT_FOLDER, os.fsencode(second), _EXCHANGE)
+    result = rename(_CURRENT_FOLDER, os.fsencode(first), _CURRENT_FOLDER, os.fsencode(second), flags)
+    if result != 0 and ctypes.get_errno() == errno.EEXIST:
+        raise FileExistsError(second)
     return bool(result == 0)
 
 

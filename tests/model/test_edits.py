@@ -201,3 +201,97 @@ def test_an_edit_for_another_version_is_refused_also_when_another_process_made_i
         ours.edit_labels(LabelChange(add=[("ours", "zither")]), expected=0)
     assert "ours" not in Predictor.load(run).labels.ids
     assert ours.edit_labels(LabelChange(add=[("ours", "zither")]), expected=1).version == 2
+
+
+def test_the_history_says_who_did_what(run):
+    predictor = Predictor.load(run, persistent=True)
+    predictor.add_labels([("a", "river stone"), ("b", "old kettle")], by="anna")
+    predictor.edit_labels(LabelChange(remove=["a"], rename=[("L3", "new kettle")]), by="ben")
+    predictor.rename_labels([("b", "kettle")])
+    edits = Predictor.load(run).label_history()
+    assert [(edit.version, edit.author, edit.describe()) for edit in edits] == [
+        (3, None, "1 renamed"),
+        (2, "ben", "1 renamed, 1 removed"),
+        (1, "anna", "2 added"),
+    ]
+    assert [edit.version for edit in predictor.label_history("b")] == [3, 1]
+    predictor.compact_labels()
+    assert [edit.version for edit in predictor.label_history("b")] == [3, 1], "who added it is still known"
+    assert predictor.label_history("nobody") == []
+
+
+def test_random_edits_are_undone_step_by_step(run, world):
+    """Undo goes back to each version in turn, and undoing the undoing returns; live, followed and reloaded."""
+    generator = np.random.default_rng(8)
+    live, follower = Predictor.load(run, persistent=True), Predictor.load(run)
+    seen = [live.predict(world.test.texts, k=7)]
+    for step in range(8):
+        live.edit_labels(random_edit(generator, live, step))
+        seen.append(live.predict(world.test.texts, k=7))
+    for step in reversed(range(8)):
+        live.undo_labels()
+        assert live.predict(world.test.texts, k=7) == seen[step]
+        if step % 3 == 0:
+            assert follower.refresh_labels()
+            same_labels(follower, live, world.test.texts)
+            same_labels(Predictor.load(run), live, world.test.texts)
+    with pytest.raises(UsageError, match="no such edit to undo"):
+        live.undo_labels()
+    live.undo_labels(16)
+    assert live.predict(world.test.texts, k=7) == seen[1], "the first edit is back"
+    assert live.undo_labels().version == 18 and live.predict(world.test.texts, k=7) == seen[0]
+
+
+def test_an_edit_is_not_undone_under_a_later_one(run):
+    predictor = Predictor.load(run, persistent=True)
+    predictor.add_labels([("a", "river"), ("b", "stone")])
+    predictor.rename_labels([("a", "brook")])
+    predictor.add_labels([("c", "kettle")])
+    with pytest.raises(UsageError, match="edit 1 cannot be undone: edit 2 changed some of its labels again"):
+        predictor.undo_labels(1)
+    assert predictor.version == Predictor.load(run).version == 3
+    predictor.undo_labels(2)
+    with pytest.raises(UsageError, match="edit 2 was undone already"):
+        predictor.undo_labels(2)
+    predictor.undo_labels(1)
+    assert list(predictor.labels.ids)[-1] == "c" and "a" not in predictor.labels.ids
+    with pytest.raises(UsageError, match="edit 4 cannot be undone: edit 5 changed"):
+        predictor.undo_labels(4)
+    predictor.compact_labels()
+    with pytest.raises(UsageError, match="edit 3 cannot be undone any more"):
+        predictor.undo_labels(3)
+    with pytest.raises(UsageError, match="that are kept on disk can be undone"):
+        Predictor.load(run).undo_labels()
+
+
+def test_undoing_never_takes_the_last_label(run):
+    predictor = Predictor.load(run, persistent=True)
+    published = list(predictor.labels.ids)
+    predictor.add_labels([("only", "river")])
+    predictor.remove_labels(published)
+    with pytest.raises(UsageError, match="at least one label"):
+        predictor.undo_labels(1)
+    assert list(Predictor.load(run).labels.ids) == list(predictor.labels.ids) == ["only"]
+
+
+def test_a_label_that_returns_takes_no_place_of_another(run):
+    predictor = Predictor.load(run, persistent=True)
+    predictor.add_labels([("a", "river")])
+    predictor.undo_labels()
+    predictor.add_labels([("b", "stone")])
+    predictor.undo_labels(2)
+    assert set(Predictor.load(run).labels.ids) - {f"L{number}" for number in range(37)} == {"a", "b"}
+    same_labels(Predictor.load(run), predictor, ["river", "stone"])
+
+
+def test_a_file_with_another_history_is_taken_up_whole(run):
+    """The same version, or a later one, of a copy that went another way: nothing of the old way stays."""
+    follower, one = Predictor.load(run), Predictor.load(run, persistent=True)
+    one.add_labels([("a", "river")])
+    follower.refresh_labels()
+    (run / "model" / "labels.sqlite").unlink()
+    other = Predictor.load(run, persistent=True)
+    other.add_labels([("b", "stone")])
+    assert follower.refresh_labels() and list(follower.labels.ids)[-2:] == ["L36", "b"]
+    one.add_labels([("c", "kettle")])
+    assert list(one.labels.ids)[-3:] == ["L36", "b", "c"] == list(Predictor.load(run).labels.ids)[-3:]

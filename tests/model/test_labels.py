@@ -155,5 +155,5 @@ def test_a_second_writer_is_one_line(run, place):  # noqa: F811
     from dexter.model.store import LabelStore, fingerprint
 
     assert run("labels", "add", place, "w", "x")[0] == 0
-    with LabelStore(place / "model", fingerprint=fingerprint(place / "model"), dimension=32).writing():
+    with LabelStore(place / "model", fingerprint=fingerprint(place / "model"), dimension=32, num_priors=1).writing():
         assert "another process is changing the labels" in error_line(run("labels", "add", place, "x", "y"), 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -15,15 +16,18 @@ from dexter.errors import UsageError
 if TYPE_CHECKING:
     from dexter.model.edits import ChangeResult
     from dexter.model.labels import LabelPage
+    from dexter.model.store import LabelStore
     from dexter.predict.predictor import Predictor
 
 log = logging.getLogger("dexter")
 labels_app = typer.Typer(
-    help="Add, remove, rename, list and search the labels of a run, without training.",
+    help="Add, remove, rename, list and search the labels of a run, without training; undo, verify and back up.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
+_SHOWN_LABELS = 5
+"""Of those that would be added."""
 Run = Annotated[Path, typer.Argument(help="The run folder, or the model folder in it.")]
 Offset = Annotated[int, typer.Option(help="Number of labels to skip.")]
 
@@ -37,6 +41,7 @@ def add(
         Path | None, typer.Option("--input", help="A file of labels: JSONL or a table with id and text; .gz too.")
     ] = None,
     reuse_ids: Annotated[bool, typer.Option("--reuse-ids", help="Allow ids of labels that were removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be added, and add nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Add one label, or those of a file, without training. A warning names similar labels.
@@ -50,8 +55,15 @@ def add(
     from dexter.data.formats import read_label_file
 
     labels = read_label_file(input_path) if input_path is not None else [(label_id or "", text or "")]
-    predictor = _open(run)
-    _report(run, predictor, predictor.add_labels(labels, reuse_ids=reuse_ids), f"{len(labels):,} added", as_json)
+    predictor = _open(run, persistent=not dry_run)
+    result = predictor.add_labels(labels, reuse_ids=reuse_ids, by=_user())
+    if dry_run:
+        for known_id, known_text in labels[:_SHOWN_LABELS]:
+            log.info("  %s  %s", known_id, known_text)
+        if len(labels) > _SHOWN_LABELS:
+            log.info("  ... and %s more", f"{len(labels) - _SHOWN_LABELS:,}")
+    done = f"{len(labels):,} would be added, nothing is written" if dry_run else f"{len(labels):,} added"
+    _report(run, predictor, result, done, as_json)
 
 
 @labels_app.command("remove")
@@ -65,7 +77,7 @@ def remove(
     Example: dexter labels remove runs/pydocs my.inv
     """
     predictor = _open(run)
-    _report(run, predictor, predictor.remove_labels(ids), f"{len(ids):,} removed", as_json)
+    _report(run, predictor, predictor.remove_labels(ids, by=_user()), f"{len(ids):,} removed", as_json)
 
 
 @labels_app.command("rename")
@@ -83,7 +95,7 @@ def rename(
     Example: dexter labels rename runs/pydocs my.inv "my.inv: invert a regular matrix"
     """
     predictor = _open(run)
-    result = predictor.rename_labels([(label_id, text)], keep_vectors=keep_vector)
+    result = predictor.rename_labels([(label_id, text)], keep_vectors=keep_vector, by=_user())
     _report(run, predictor, result, "1 renamed", as_json)
 
 
@@ -116,9 +128,81 @@ def search(
     _show(_open(run).search_labels(query, limit=limit, offset=offset), as_json)
 
 
+@labels_app.command("history")
+def history(
+    run: Run,
+    label_id: Annotated[str | None, typer.Option("--label", help="Only edits of the label with this id.")] = None,
+    limit: Annotated[int, typer.Option(help="Largest number of edits.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List the edits of the labels, newest first: number, time (UTC), who, and what was done.
+
+    Example: dexter labels history runs/pydocs
+    """
+    edits = _open(run).label_history(label_id)
+    if as_json:
+        echo_json([edit._asdict() for edit in edits[:limit]])
+        return
+    for edit in edits[:limit]:
+        typer.echo(f"{edit.version:>5}  {edit.time[:19]}  {edit.author or '-':<12}  {edit.describe()}")
+    log.info("%s of %s edits", f"{len(edits[:limit]):,}", f"{len(edits):,}")
+
+
+@labels_app.command("undo")
+def undo(
+    run: Run,
+    edit: Annotated[
+        int | None, typer.Argument(metavar="[EDIT]", help="Its number in `history`; the last one if left out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Undo an edit: added labels go, removed ones return, renamed ones get their old texts.
+
+    It is an edit itself, and can be undone by its number. Again without a number, the edit before is undone.
+
+    Example: dexter labels undo runs/pydocs
+    """
+    predictor = _open(run)
+    result = predictor.undo_labels(edit, by=_user())
+    _report(run, predictor, result, predictor.label_history()[0].describe(), as_json)
+
+
+@labels_app.command("verify")
+def verify(run: Run) -> None:
+    """Check every byte of the model and of its label changes, history included.
+
+    Example: dexter labels verify runs/pydocs
+    """
+    num_changed, predictor = _store(run).verify(), _open(run)
+    typer.echo(f"{run}: whole; {len(predictor.labels.ids):,} labels, {num_changed:,} changed since training")
+
+
+@labels_app.command("backup")
+def backup(run: Run, to: Annotated[Path, typer.Argument(metavar="FILE", help="The copy; it must not exist.")]) -> None:
+    """Copy the label changes with their history, also while labels are changed.
+
+    Example: dexter labels backup runs/pydocs labels-monday.sqlite
+    """
+    typer.echo(f"{to}: the labels of {run}, version {_store(run).backup(to)}")
+
+
+@labels_app.command("restore")
+def restore(
+    run: Run, source: Annotated[Path, typer.Argument(metavar="FILE", help="What `dexter labels backup` wrote.")]
+) -> None:
+    """Return to the labels of a backup, as one more edit, which can be undone. A damaged file is replaced.
+
+    Example: dexter labels restore runs/pydocs labels-monday.sqlite
+    """
+    version = _store(run).restore(source, by=_user())
+    typer.echo(f"{run}: restored from {source}; now {len(_open(run).labels.ids):,} labels, version {version}")
+
+
 @labels_app.command("compact")
 def compact(run: Run) -> None:
-    """Give unused space of the file of label changes back; the labels and their version stay.
+    """Forget what undo needs, and give unused space back; labels, versions and history stay.
+
+    Much unused space is given back by itself after an edit. Afterwards no text of a removed label is left.
 
     Example: dexter labels compact runs/pydocs
     """
@@ -127,10 +211,27 @@ def compact(run: Run) -> None:
     typer.echo(f"{run}: version {predictor.version}, compacted")
 
 
-def _open(run: Path) -> Predictor:
+def _open(run: Path, *, persistent: bool = True) -> Predictor:
     from dexter.predict.predictor import Predictor
 
-    return Predictor.load(run, persistent=True)
+    return Predictor.load(run, persistent=persistent)
+
+
+def _store(run: Path) -> LabelStore:
+    """Return the label changes of a run, which may be damaged."""
+    from dexter.model.model import Model
+    from dexter.model.store import LabelStore, fingerprint, model_folder
+
+    folder = model_folder(run)
+    return LabelStore.for_model(folder, Model.load(folder), fingerprint=fingerprint(folder))
+
+
+def _user() -> str | None:
+    """Return the name of the user at this computer; None where it has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return None
 
 
 def _report(run: Path, predictor: Predictor, result: ChangeResult, done: str, as_json: bool) -> None:

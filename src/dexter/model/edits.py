@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from dexter.index import Index
 from dexter.model.labels import Labels
 from dexter.model.model import Model
 from dexter.model.similar import Duplicate, find_duplicates
-from dexter.model.store import ChangedLabel, LabelStore
+from dexter.model.store import ChangedLabel, LabelsOnDisk, LabelStore
 
 
 class LabelRefused(UsageError):
@@ -113,6 +113,8 @@ class LiveState:
     """Finds the nearest labels of the model."""
     version: int = 0
     """Number of changes since the model was published."""
+    edit: bytes = b""
+    """Names the edit on disk that led to this version."""
     retired: frozenset[str] = frozenset()
     """Ids of removed labels."""
 
@@ -139,14 +141,17 @@ class LiveModel:
     ) -> None:
         if persistent and store is None:
             raise UsageError("labels of a model that only lives in memory cannot be kept on disk: load a run")
-        self._make_index, self._store, self._persistent, self._reload = make_index, store, persistent, reload
+        self._make_index, self.store, self._persistent, self._reload = make_index, store, persistent, reload
         self._changing = threading.Lock()
         self._has_changes_in_memory = False
-        self.state = self._open(model)
+        self.state = self._build(model, LabelsOnDisk(0, b"", [], True) if store is None else store.read())
 
-    def change(self, change: LabelChange, *, expected: int | None = None) -> ChangeResult:
-        """Change the labels, on disk first if persistent; with `expected`, only if that is their version."""
-        store = self._store if self._persistent else None
+    def change(self, change: LabelChange, *, expected: int | None = None, by: str | None = None) -> ChangeResult:
+        """Change the labels, on disk first if persistent; with `expected`, only if that is their version.
+
+        `by` is who changes them, for the history.
+        """
+        store = self.store if self._persistent else None
         with self._changing:
             with nullcontext() if store is None else store.writing() as writer:
                 if store is not None:
@@ -162,7 +167,7 @@ class LiveModel:
                 after = self._apply(state, version, changed)
                 duplicates = find_duplicates(after.model, [*change.rename, *change.add])
                 if writer is not None:
-                    writer.write(version, changed)
+                    after = replace(after, edit=writer.write(version, changed, by=by))
             self._has_changes_in_memory |= store is None
             self.state = after
         return ChangeResult(version, duplicates)
@@ -172,39 +177,56 @@ class LiveModel:
         with self._changing:
             return self._catch_up()
 
-    def compact(self) -> None:
-        """Give unused space of the file on disk back; the labels and their version stay."""
-        if self._store is None or not self._persistent:
-            raise UsageError("only labels that are kept on disk can be compacted")
-        self._store.compact()
+    def undo(self, edit: int | None = None, *, by: str | None = None) -> ChangeResult:
+        """Undo an edit of the history, the last one that was not undone if left out; see `LabelWriter.undo`."""
+        store = self.stored("undone")
+        with self._changing:
+            with store.writing() as writer:
+                self._catch_up()
+                writer.undo(edit, by=by)
+                after = self._build(self._published(), writer.read())
+                if not after.model.labels.ids:
+                    raise LabelRefused("a model needs at least one label: not removing the last one", reason="last")
+            self.state = after
+        return ChangeResult(after.version, [])
+
+    def stored(self, done: str) -> LabelStore:
+        """Return the label changes on disk; raise `UsageError` where changes stay in memory."""
+        if self.store is None or not self._persistent:
+            raise UsageError(f"only changes of labels that are kept on disk can be {done}: load with persistent=True")
+        return self.store
 
     def _catch_up(self) -> bool:
-        if self._store is None or self._reload is None or self._store.version() == self.state.version:
+        state = self.state
+        if self.store is None or self._reload is None or self.store.last_edit() == (state.version, state.edit):
             return False
         if self._has_changes_in_memory:
             raise UsageError(
                 "this predictor has labels that are only in memory: they cannot be joined with those on disk"
             )
-        version, changed = self._store.read(since=self.state.version)
-        if version > self.state.version:
-            self.state = self._apply(self.state, version, changed)
-        else:  # The file was removed, or replaced by an older copy.
-            self.state = self._open(self._reload())
+        found = self.store.read(since=state.version, edit=state.edit)
+        if found.is_whole:  # Something was undone, or the file was removed or replaced by another copy.
+            self.state = self._build(self._published(), found)
+        else:
+            self.state = replace(self._apply(state, found.version, found.changed), edit=found.edit)
         return True
 
-    def _open(self, published: Model) -> LiveState:
+    def _published(self) -> Model:
+        assert self._reload is not None, "a model on disk can be loaded again"
+        return self._reload()
+
+    def _build(self, published: Model, found: LabelsOnDisk) -> LiveState:
         """Return the published model with the label changes on disk."""
-        version, changed = (0, []) if self._store is None else self._store.read()
-        model = apply_changes(published, changed, since=0)
-        retired = frozenset(label.id for label in changed if label.text is None)
-        return LiveState(model, self._make_index(model), version, retired)
+        model = apply_changes(published, found.changed, since=0)
+        retired = frozenset(label.id for label in found.changed if label.text is None)
+        return LiveState(model, self._make_index(model), found.version, found.edit, retired)
 
     def _apply(self, state: LiveState, version: int, changed: Sequence[ChangedLabel]) -> LiveState:
         model = apply_changes(state.model, changed, since=state.version)
         retired = set(state.retired)
         for label in changed:
             (retired.add if label.text is None else retired.discard)(label.id)
-        return LiveState(model, self._make_index(model), version, frozenset(retired))
+        return LiveState(model, self._make_index(model), version, retired=frozenset(retired))
 
 
 def encode_change(model: Model, change: LabelChange, *, version: int = 1) -> list[ChangedLabel]:

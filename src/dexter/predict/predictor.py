@@ -22,7 +22,7 @@ from dexter.model.edits import ChangeResult, LabelChange, LiveModel
 from dexter.model.labels import LabelPage, Labels
 from dexter.model.model import Model
 from dexter.model.similar import SimilarLabel, find_similar
-from dexter.model.store import LabelStore, encoder_fingerprint, fingerprint, model_folder
+from dexter.model.store import LabelEdit, LabelStore, encoder_fingerprint, fingerprint, model_folder
 from dexter.predict.calibration import NUM_PLACES, Calibration, level
 from dexter.predict.explain import Explanation, LabelPreview, explain_labels, preview_label
 from dexter.predict.filters import LabelFilter
@@ -160,7 +160,7 @@ class Predictor:
             choose_ranking(model, scoring, head=head, neighbours=neighbours, dial=dial),
             scoring=scoring,
             fingerprint=known,
-            store=LabelStore(folder, fingerprint=known, dimension=model.encoder.dimension),
+            store=LabelStore.for_model(folder, model, fingerprint=known),
             persistent=persistent,
             reload=reload,
             run_index=None if index == "exact" else open_run_index(folder),
@@ -355,39 +355,54 @@ class Predictor:
         state = self._live.state
         return preview_label(state.model, state.index, self.choice, text, label_text)
 
-    def add_labels(self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False) -> ChangeResult:
+    def add_labels(
+        self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False, by: str | None = None
+    ) -> ChangeResult:
         """Add labels given as (id, text), without training: they are encoded and ranked from now on.
 
         All of them are added or, when one is refused, none. Ids of removed labels are refused unless `reuse_ids`; such
-        a label starts anew.
+        a label starts anew. `by` is who adds them, for the history.
         """
-        return self.edit_labels(LabelChange(add=labels, reuse_ids=reuse_ids))
+        return self.edit_labels(LabelChange(add=labels, reuse_ids=reuse_ids), by=by)
 
-    def remove_labels(self, ids: Sequence[str]) -> ChangeResult:
+    def remove_labels(self, ids: Sequence[str], *, by: str | None = None) -> ChangeResult:
         """Remove labels from every later prediction; when one is unknown, none is removed."""
-        return self.edit_labels(LabelChange(remove=ids))
+        return self.edit_labels(LabelChange(remove=ids), by=by)
 
-    def rename_labels(self, labels: Sequence[tuple[str, str]], *, keep_vectors: bool = False) -> ChangeResult:
+    def rename_labels(
+        self, labels: Sequence[tuple[str, str]], *, keep_vectors: bool = False, by: str | None = None
+    ) -> ChangeResult:
         """Give labels new texts, as (id, text); they are encoded anew, and keep their priors and classifier rows.
 
         With `keep_vectors` only the displayed text changes.
         """
-        return self.edit_labels(LabelChange(rename=labels, keep_vectors=keep_vectors))
+        return self.edit_labels(LabelChange(rename=labels, keep_vectors=keep_vectors), by=by)
 
-    def edit_labels(self, change: LabelChange, *, expected: int | None = None) -> ChangeResult:
+    def edit_labels(self, change: LabelChange, *, expected: int | None = None, by: str | None = None) -> ChangeResult:
         """Remove, rename and add labels as one change: all of it, or nothing; on disk first if `persistent`.
 
         With `expected` only if that is the labels' version, changes by other processes included.
         """
-        return self._live.change(change, expected=expected)
+        return self._live.change(change, expected=expected, by=by)
+
+    def undo_labels(self, edit: int | None = None, *, by: str | None = None) -> ChangeResult:
+        """Undo an edit of the history, as one more edit; the last one that was not undone if left out.
+
+        It is refused if a later edit changed the same labels again.
+        """
+        return self._live.undo(edit, by=by)
+
+    def label_history(self, label_id: str | None = None) -> list[LabelEdit]:
+        """Return the edits that were written to the folder, newest first; with a label those that changed it."""
+        return [] if self._live.store is None else self._live.store.history(label_id)
 
     def refresh_labels(self) -> bool:
         """Apply label changes that other processes wrote to the folder; return whether there were any."""
         return self._live.refresh()
 
     def compact_labels(self) -> None:
-        """Give unused space of the file of label changes back; the labels and their version stay."""
-        self._live.compact()
+        """Forget what undoing edits needs, and give unused space on disk back; the labels and their version stay."""
+        self._live.stored("compacted").compact()
 
     def save(self, folder: str | Path) -> None:
         """Publish the model with its present labels, and how it was tuned, as a model folder of its own."""

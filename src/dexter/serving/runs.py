@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -172,10 +173,15 @@ class ServedRun:
         """Embed each text as a query or as a label."""
         return await self._embedding.submit(side, texts, is_disconnected=is_disconnected)
 
-    async def change_labels(self, change: LabelChange, *, expected: int | None = None) -> ChangeResult:
-        """Change the labels; with `expected`, only if that is their version. Predictions continue."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._editor, lambda: self.predictor.edit_labels(change, expected=expected))
+    async def change_labels(
+        self, change: LabelChange, *, expected: int | None = None, by: str | None = None
+    ) -> ChangeResult:
+        """Change the labels; with `expected`, only if that is their version. Predictions continue.
+
+        `by` is who changes them, for the history.
+        """
+        edit = partial(self.predictor.edit_labels, change, expected=expected, by=by)
+        return await asyncio.get_running_loop().run_in_executor(self._editor, edit)
 
     async def read_labels(self, read: Callable[[Predictor], T]) -> tuple[int, T]:
         """Call `read` in a thread; return the version of the labels that it saw, and its result."""
