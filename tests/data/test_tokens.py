@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.models import WordLevel, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from dexter.data import tokens as tokens_module
-from dexter.data.tokens import LimitedTokenizer
+from dexter.data.tokens import LimitedTokenizer, count_words
 from dexter.errors import UsageError
 
 WORDS = [f"w{number}" for number in range(50)]
@@ -52,6 +55,27 @@ def test_equal_to_the_plain_tokenizer(texts, special_tokens, monkeypatch):
     assert found.ids.dtype == np.uint16
     assert [row_ids(found, row) for row in range(len(texts))] == expected
     assert found.lengths.tolist() == [len(ids) for ids in expected]
+
+
+def test_equal_to_the_plain_tokenizer_where_chunks_are_remembered(monkeypatch):
+    monkeypatch.setattr(tokens_module, "_REMEMBERED_CHUNKS", 500)
+    monkeypatch.setattr(tokens_module, "_BLOCK_TEXTS", 37)
+    generator = np.random.default_rng(0)
+    pieces = ["[UNK]", *"abcdefghij0123456789.,-", *(f"##{letter}" for letter in "abcdefghij"), "ab", "##cde", "fgh"]
+    tokenizer = Tokenizer(WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    plain, odd = list("abcdeFGHij.,- \t\n"), [chr(code) for code in range(0x3100)] + list("\ufffd\u4e00\uff0c😀")
+    texts = ["".join(generator.choice(plain, 40)) for _ in range(200)]
+    texts += ["".join(generator.choice(plain + odd, 60)) for _ in range(200)] + ["\u200b " * 30 + "ab cd"]
+    for max_length in (9, 200):
+        found = tokenize(texts, tokenizer, max_length=max_length, max_characters=1000)
+        rows = [row_ids(found, row) for row in range(len(texts))]
+        assert rows == [tokenizer.encode(text).ids[:max_length] for text in texts]
+    lowered = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    lowered.normalizer, lowered.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    normal = [lowered.normalizer.normalize_str(text) for text in texts]
+    words = [word for text in normal for word, _ in lowered.pre_tokenizer.pre_tokenize_str(text)]
+    assert count_words(lowered, texts) == Counter(words)
 
 
 def test_select_equals_a_loop(texts):

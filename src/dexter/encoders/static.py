@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dexter.data.tokens import LimitedTokenizer, Tokens
+from dexter.data.tokens import LimitedTokenizer, Tokens, count_words
 from dexter.encoders.folder import ENCODER_FILE, read_object, write_static_folder
 from dexter.encoders.pretrained import locate
 from dexter.errors import ModelError
@@ -320,8 +320,8 @@ def build_vocabulary(
         pieces, table_VD = _read_pretrained(locate(pretrained))
         table_VD = _resize(table_VD, dimension or table_VD.shape[1], seed)
     known = pieces.get_vocab()
-    words = _count_words(pieces, label_texts, max_words=max_words, min_count=1)
-    words += _count_words(pieces, query_texts, max_words=max_words, min_count=min_count)
+    words = _frequent_words(pieces, label_texts, max_words=max_words, min_count=1)
+    words += _frequent_words(pieces, query_texts, max_words=max_words, min_count=min_count)
     new_words = [word for word in dict.fromkeys(words) if word not in known][:max_words]
     rows_WD = _mean_of_pieces(pieces, new_words, table_VD)
     return Vocabulary(_extended(pieces, new_words), torch.cat([table_VD, rows_WD]))
@@ -363,22 +363,17 @@ def _character_pieces(texts: list[str]) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         return tokenizer
 
-    words = _count_words(make_tokenizer({UNKNOWN: 0}), texts, max_words=_COUNTED_WORDS, min_count=1)
+    words = _frequent_words(make_tokenizer({UNKNOWN: 0}), texts, max_words=_COUNTED_WORDS, min_count=1)
     characters = sorted({character for word in words for character in word})
     pieces = [UNKNOWN, *characters, *(f"##{character}" for character in characters)]
     return make_tokenizer({piece: position for position, piece in enumerate(pieces)})
 
 
-def _count_words(pieces: Tokenizer, texts: list[str], *, max_words: int, min_count: int) -> list[str]:
+def _frequent_words(pieces: Tokenizer, texts: list[str], *, max_words: int, min_count: int) -> list[str]:
     """Return the words of texts, normalised and split as by the tokenizer, most frequent first."""
-    from tokenizers import Tokenizer, models, trainers
-
-    counter = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
-    counter.normalizer, counter.pre_tokenizer = pieces.normalizer, pieces.pre_tokenizer
-    trainer = trainers.WordLevelTrainer(vocab_size=max_words, min_frequency=min_count, show_progress=False)
-    counter.train_from_iterator(texts, trainer)
-    ranked = sorted(counter.get_vocab().items(), key=lambda item: item[1])
-    return [word for word, _ in ranked if len(word) <= _MAX_WORD_CHARACTERS]
+    counts = count_words(pieces, texts)
+    ranked = sorted((-count, word) for word, count in counts.items() if count >= min_count)[:max_words]
+    return [word for _, word in ranked if len(word) <= _MAX_WORD_CHARACTERS]
 
 
 def _mean_of_pieces(pieces: Tokenizer, words: list[str], table_VD: Tensor) -> Tensor:
