@@ -48,20 +48,30 @@ def test_a_text_that_is_near_to_nobody_gets_no_votes(training_queries):
 
 @pytest.mark.parametrize("k", [1, 4, 17])
 @pytest.mark.parametrize("excluding", [False, True])
-def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding):
+@pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])
+def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding, scale):
     torch.manual_seed(k)
     queries, labels = torch.randn(11, 6), torch.randn(17, 6)
     votes = count_votes(training_queries, training_queries.nearest(torch.randn(11, 8), 6), 0.2)
     exclude = random(11, 17, density=0.3, format="csr", random_state=1) if excluding else None
     found = search(queries, labels, k, exclude=exclude)
-    blended = add_votes(found, votes, queries, labels, scale=3.0, exclude=exclude)
-    dense = (queries @ labels.T).numpy() + 3.0 * votes.toarray()
+    blended = add_votes(found, votes, queries, labels, scale=scale, exclude=exclude)
+    dense = (queries @ labels.T).numpy() + scale * votes.toarray()
     if exclude is not None:
         dense[exclude.toarray() > 0] = -np.inf
     order = np.argsort(-dense, axis=1, kind="stable")[:, :k]
     scores = np.take_along_axis(dense, order, axis=1)
     np.testing.assert_array_equal(blended.ids, np.where(np.isfinite(scores), order, -1))
     np.testing.assert_allclose(blended.scores, scores, atol=1e-5)
+
+
+def test_votes_lift_labels_that_an_approximate_index_missed(training_queries):
+    queries, labels = torch.ones(1, 6), torch.ones(17, 6)
+    votes = csr_matrix(([0.01, 0.5], ([0, 0], [3, 5])), shape=(1, 17), dtype=np.float32)
+    found = TopK(np.array([[7]]), np.array([[1.0]], dtype=np.float32))  # every label scores 6
+    assert add_votes(found, votes, queries, labels, scale=1.0, exact=False).ids.tolist() == [[5]]
+    first = csr_matrix(([0.01], ([0], [3])), shape=(1, 17), dtype=np.float32)
+    assert add_votes(found, first, queries, labels, scale=1.0, exact=False).ids.tolist() == [[3]]
 
 
 def test_no_votes_no_change(training_queries):

@@ -148,7 +148,8 @@ def test_more_queries_than_may_be_kept_are_not(world, tmp_path, caplog):
 def test_label_texts_that_were_trained_as_queries_do_not_vote(trained, world):
     config = load_config(trained / "config.toml", {"batch.label_queries": True})
     train, _ = make_splits(world, config)
-    kept = keep_training_queries(Model.load(trained / "model"), train, config)
+    model = Model.load(trained / "model")
+    kept = keep_training_queries(model, train, model.encoder.tokenize(train.texts, side="query"), config)
     assert len(kept) == len(train) - world.num_labels
 
 

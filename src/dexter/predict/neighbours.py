@@ -26,8 +26,12 @@ from dexter.model.model import Model
 from dexter.model.training_queries import TrainingQueries
 from dexter.types import TopK
 
-_PAIRS = 2**16
-"""Query-label pairs that are scored at a time."""
+_PAIRS = 2**9
+"""Query-label pairs that are scored at a time: their vectors fit in a cache."""
+_STRONG = 0.2
+"""Votes of at least this share of a text's strongest are added first; with them most others are out of reach."""
+_ROUNDING = 1e-3
+"""More than two computations of a score differ by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +116,7 @@ def add_votes(
     *,
     scale: float,
     exclude: csr_matrix | None = None,
+    exact: bool = True,
 ) -> TopK:
     """Return the k best labels once `scale * vote` is added to every score, given the k best of the model alone.
 
@@ -122,21 +127,39 @@ def add_votes(
         labels_LD: the labels' vectors.
         scale: what a vote of one adds.
         exclude: texts x labels; a stored entry marks a pair that is never returned.
+        exact: whether `found` has the k best indeed: then labels whose votes cannot lift them from below the last of
+            these into the result need no score.
     """
-    num_texts, num_places = found.ids.shape
     num_labels = len(labels_LD)
     voted, gains = _pair_keys(votes), scale * votes.data
     if exclude is not None:
         allowed = ~np.isin(voted, _pair_keys(exclude))
         voted, gains = voted[allowed], gains[allowed]
+    listed, scores = _listed_pairs(found, num_labels)
+    is_new = ~np.isin(voted, listed)
+    order = np.argsort(listed)
+    scores[order[np.searchsorted(listed, voted[~is_new], sorter=order)]] += gains[~is_new]
+    best = _best(listed, scores, found.ids.shape, num_labels)
+    new, gains = voted[is_new], gains[is_new]
+    rows = new // num_labels
+    strongest = np.zeros(len(found.ids), dtype=gains.dtype)
+    np.maximum.at(strongest, rows, gains)
+    is_strong = gains >= _STRONG * strongest[rows]
+    reach = found.scores[rows, -1] + gains + _ROUNDING if exact else np.full(len(new), np.inf, dtype=np.float32)
+    for part in (is_strong, ~is_strong):
+        reaching = np.flatnonzero(part & (reach >= best.scores[rows, -1]))
+        if len(reaching):
+            more = _score_pairs(new[reaching], queries_ND, labels_LD) + gains[reaching]
+            pairs, scores = _listed_pairs(best, num_labels)
+            both = np.concatenate([pairs, new[reaching]]), np.concatenate([scores, more])
+            best = _best(*both, found.ids.shape, num_labels)
+    return best
+
+
+def _listed_pairs(found: TopK, num_labels: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the keys of the pairs of text and label in a result, and their scores."""
     rows, places = np.nonzero(found.ids >= 0)
-    listed = rows * num_labels + found.ids[rows, places]
-    new = voted[~np.isin(voted, listed)]
-    pairs = np.concatenate([listed, new])
-    scores = np.concatenate([found.scores[rows, places], _score_pairs(new, queries_ND, labels_LD)])
-    order = np.argsort(pairs)
-    scores[order[np.searchsorted(pairs, voted, sorter=order)]] += gains
-    return _best(pairs // num_labels, pairs % num_labels, scores, num_texts, num_places)
+    return rows * num_labels + found.ids[rows, places], found.scores[rows, places]
 
 
 def _pair_keys(pairs: csr_matrix) -> NDArray[np.int64]:
@@ -158,14 +181,10 @@ def _score_pairs(pairs: NDArray[np.int64], queries_ND: Tensor, labels_LD: Tensor
     return scores
 
 
-def _best(
-    rows: NDArray[np.int64],
-    labels: NDArray[np.int64],
-    scores: NDArray[np.float32],
-    num_texts: int,
-    num_places: int,
-) -> TopK:
-    """Keep the best pairs of each row; equal scores in order of label."""
+def _best(pairs: NDArray[np.int64], scores: NDArray[np.float32], shape: tuple[int, ...], num_labels: int) -> TopK:
+    """Keep the best pairs of each text, in a result of the given shape; equal scores in order of label."""
+    num_texts, num_places = shape
+    rows, labels = np.divmod(pairs, num_labels)
     order = np.lexsort((labels, -scores, rows))
     rows, labels, scores = rows[order], labels[order], scores[order]
     places = np.arange(len(rows)) - np.searchsorted(rows, rows)

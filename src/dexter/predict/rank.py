@@ -87,7 +87,15 @@ def rank(
     if allowed is not None:
         votes.data[~np.isin(votes.indices, allowed)] = 0.0
         votes.eliminate_zeros()
-    return add_votes(found, votes, queries_ND, index.vectors_LD, scale=_scale(model, choice.votes), exclude=exclude)
+    return add_votes(
+        found,
+        votes,
+        queries_ND,
+        index.vectors_LD,
+        scale=_scale(model, choice.votes),
+        exclude=exclude,
+        exact=index.recall == 1.0,
+    )
 
 
 def search_among(

@@ -456,7 +456,8 @@ class Trainer:
         config, published = self.config, self.folder / "model"
         # The labels of all processes may be more than the device of one can hold.
         model = Model.load(published, device=self.device if self.processes.size == 1 else "cpu")
-        model = replace(model, training_queries=keep_training_queries(model, self.train_split, config))
+        kept = keep_training_queries(model, self.train_split, self.query_tokens, config)
+        model = replace(model, training_queries=kept)
         scoring = Scoring()
         if self.validation_split is not None:
             metric, maximum = config.validation.metric, MAX_TUNING_QUERIES

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from dexter.config import MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset, Split
 from dexter.data.own_labels import find_own_labels
+from dexter.data.tokens import Tokens
 from dexter.errors import UsageError
 from dexter.index import ExactIndex
 from dexter.metrics import PROPENSITY, Ratio, inverse_propensity, per_query
@@ -45,20 +47,26 @@ _VOTE_GRID: Sequence[tuple[str, Sequence[Any]]] = (
 """Settings of the votes in the order in which they are searched; the weight again, once the others are found."""
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _STANDARD_ERRORS = 1.5
+_KEPT_BYTES = 2**29
+"""Label vectors of several heads and dials that are in memory at a time, unless those of one are more."""
 _RECORDED_KS = (1, 3, 5)
 """Cut-offs of the metrics that are recorded beside the one that decides."""
 
 
-def keep_training_queries(model: Model, train: Split, config: Config) -> TrainingQueries | None:
-    """Encode the training queries to keep with the model; None where there are more than `scoring.neighbours`."""
+def keep_training_queries(model: Model, train: Split, tokens: Tokens, config: Config) -> TrainingQueries | None:
+    """Encode the training queries, given their tokens, to keep with the model.
+
+    None where there are more than `scoring.neighbours`.
+    """
     if config.batch.label_queries:  # label texts that were trained as queries stand last; they are no examples
         train = train.select(np.arange(len(train) - train.num_labels))
+        tokens = tokens.part(slice(len(train)))
     maximum = config.scoring.neighbours
     if len(train) > maximum:
         if maximum:
             log.info("no training queries are kept: there are %d, scoring.neighbours is %d", len(train), maximum)
         return None
-    return TrainingQueries.of(model.encode_queries(train.texts), train.relevance, train.uids, train.texts)
+    return TrainingQueries.of(model.encode_tokens(tokens, side="query"), train.relevance, train.uids, train.texts)
 
 
 def choose_scoring(
@@ -122,7 +130,8 @@ class Trial:
         if model.training_queries is not None:
             self.nearest = model.training_queries.nearest(self.representations_ND, max(NEIGHBOURS))
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
-        self._index: tuple[HeadName, float, _RepeatedSearch] | None = None
+        self._indexes: dict[tuple[HeadName, float], _RepeatedSearch] = {}
+        self._found: defaultdict[tuple[HeadName, float], list[TopK]] = defaultdict(list)
 
     def improve(self, start: RankingChoice, dials: Sequence[float]) -> RankingChoice:
         """Change one setting after another, and return the best choice that is found."""
@@ -161,12 +170,14 @@ class Trial:
         return best
 
     def _labels_of(self, choice: RankingChoice) -> _RepeatedSearch:
-        """Return the labels of a head and dial; kept for the next choices, which mostly differ in their votes."""
-        if self._index is None or self._index[:2] != (choice.head, choice.dial):
-            self._index = None
+        """Return the labels of a head and dial, which are kept for the next choices while they fit in memory."""
+        key = (choice.head, choice.dial)
+        if key not in self._indexes:
             vectors_LD = self.model.label_vectors(head=choice.head, dial=choice.dial)
-            self._index = (choice.head, choice.dial, _RepeatedSearch(vectors_LD))
-        return self._index[2]
+            if sum(index.vectors_LD.nbytes for index in self._indexes.values()) + vectors_LD.nbytes > _KEPT_BYTES:
+                self._indexes.clear()
+            self._indexes[key] = _RepeatedSearch(vectors_LD, self._found[key])
+        return self._indexes[key]
 
     def _better(self, first: RankingChoice, second: RankingChoice) -> RankingChoice:
         values = [self._score(choice)[self.metric].value for choice in (first, second)]
@@ -182,9 +193,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class _RepeatedSearch(ExactIndex):
-    """Exact search for queries that are always the same: it searches once for each k."""
+    """Exact search for queries that are always the same: it searches once, for as many places as are ever asked."""
 
-    found: dict[int, TopK] = field(default_factory=dict, init=False)
+    found: list[TopK]
+    """What was found before, also by an earlier index of the same labels; empty before the first search."""
 
     def search(
         self,
@@ -194,10 +206,11 @@ class _RepeatedSearch(ExactIndex):
         exclude: csr_matrix | None = None,
         ceiling: np.ndarray | None = None,
     ) -> TopK:
-        """Search, or return what was found for this k before."""
-        if k not in self.found:
-            self.found[k] = super().search(queries_ND, k, exclude=exclude, ceiling=ceiling)
-        return self.found[k]
+        """Return the first k of the labels found before, or search."""
+        if not self.found:
+            most = min(max(k, FITTED_PLACES), len(self.vectors_LD))
+            self.found.append(super().search(queries_ND, most, exclude=exclude, ceiling=ceiling))
+        return TopK(self.found[0].ids[:, :k], self.found[0].scores[:, :k])
 
 
 def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = None) -> Scoring:
