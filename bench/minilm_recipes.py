@@ -20,7 +20,7 @@ from typing import Any
 import trials
 from dexter.config import load_config, parse_overrides
 from dexter.data import Dataset
-from dexter.encoders import build_encoder, embed
+from dexter.encoders import build_encoder
 from dexter.encoders.static import StaticEncoder
 from dexter.evaluation.report import score_report, test_split
 from dexter.evaluation.runs import DEFAULT_KS
@@ -55,8 +55,8 @@ def untrained(dataset: Dataset, encoder: str) -> trials.Trial:
     module = build_encoder(config, dataset.train.texts, dataset.label_texts)
     if isinstance(module, StaticEncoder):
         module.weigh_tokens(module.tokenize(dataset.train.texts, side="query"))
-    queries = embed(module, module.tokenize(split.texts, side="query"))
-    labels = embed(module, module.tokenize(dataset.label_texts, side="label"))
+    queries = module.embed(module.tokenize(split.texts, side="query"))
+    labels = module.embed(module.tokenize(dataset.label_texts, side="label"))
     found = search(queries, labels, max(DEFAULT_KS) + overfetch(split.filtered))
     report = score_report(found.ids, split, dataset.train.relevance, ks=DEFAULT_KS, num_resamples=0)
     return trials.Trial({"encoder": report.metrics}, 0.0)

@@ -81,16 +81,15 @@ def mixed_texts(run: Path, count: int) -> list[str]:
 
 def make_minilm(run: Path, folder: Path) -> Path:
     """A model of the same labels whose encoder is MiniLM as published: as fast as a trained one."""
-    from dexter.encoders import embed
-    from dexter.encoders.heads import DualHead
+    from dexter.encoders.head_arrays import DualArrays
     from dexter.encoders.pretrained import locate_minilm
     from dexter.encoders.transformer import TransformerEncoder
     from dexter.model.model import Model
 
     labels = Predictor.load(run).labels
     encoder = TransformerEncoder.from_pretrained(locate_minilm())
-    vectors_LD = embed(encoder, encoder.tokenize(labels.texts, side="label"))
-    head = DualHead(temperature=0.05)
+    vectors_LD = encoder.embed(encoder.tokenize(labels.texts, side="label"))
+    head = DualArrays(temperature=0.05)
     Model(encoder=encoder, head=head, labels=labels, representations_LD=vectors_LD, facts={}).save(folder)
     return folder
 

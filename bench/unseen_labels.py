@@ -31,20 +31,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
-from torch import Tensor
-from torch.nn import functional
 
 import shared_data
 from dexter.data import Dataset, Split
+from dexter.encoders.head_arrays import unit_rows
 from dexter.index import search
 from dexter.metrics import overfetch, remove_filtered
 from dexter.model.model import Model
 from dexter.predict.predictor import Predictor
 from dexter.training import train
 
+Vectors = NDArray[np.float32]
 PLACES = (1, 5, 10, 100)
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "dexter": ("dexter", {}),
@@ -64,47 +63,48 @@ def without_labels(dataset: Dataset, kept: NDArray[np.int64], num_queries: int) 
     return Dataset(dataset.name, label_texts, label_ids, Split(texts, uids, relevance[rows]), None)
 
 
-def classifier_halves(model: Model, representations_ND: Tensor) -> Iterator[tuple[str, Tensor]]:
+def classifier_halves(model: Model, representations_ND: Vectors) -> Iterator[tuple[str, Vectors]]:
     """Each choice with the vectors of all labels, for a search with both heads."""
     assert model.classifier is not None
-    head, new_L = model.classifier, torch.from_numpy(model.labels.counts == 0)
-    dual_LD = model.head.labels(model.representations_LD)
-    meanings_LD, rows_LC = model.label_embeddings(), head.table.rows().clone()
+    head, new_L = model.classifier, model.labels.counts == 0
+    dual_LD = np.concatenate(model.head.labels(model.representations_LD), axis=1)
+    meanings_LD, rows_LC = model.label_embeddings(), head.rows().copy()
 
-    def joined(rows_LC: Tensor, dual_LD: Tensor = dual_LD) -> Tensor:
-        return torch.cat([dual_LD, head.search_labels(rows_LC)], dim=1)
+    def joined(rows_LC: Vectors, dual_LD: Vectors = dual_LD) -> Vectors:
+        return np.concatenate([dual_LD, *head.labels(rows_LC)], axis=1)
 
     rows_LC[new_L] = 0.0
     yield "nothing", joined(rows_LC)
-    scaled_LD = dual_LD.clone()
+    scaled_LD = dual_LD.copy()
     scaled_LD[new_L] *= 1.0 + _slope(model, representations_ND)
     yield "scaled", joined(rows_LC, scaled_LD)
-    known_SC, known_SD = (functional.normalize(values[~new_L], dim=1) for values in (rows_LC, meanings_LD))
-    length = torch.linalg.vector_norm(rows_LC[~new_L], dim=1).mean()
-    own_UC = functional.normalize(head.project(model.representations_LD[new_L]), dim=1)
-    nearest_UK = torch.from_numpy(search(functional.normalize(meanings_LD[new_L], dim=1), known_SD, 30).ids)
+    known_SC, known_SD = (unit_rows(values[~new_L]) for values in (rows_LC, meanings_LD))
+    length = np.linalg.norm(rows_LC[~new_L], axis=1).mean()
+    own_UC = unit_rows(head.project(model.representations_LD[new_L]))
+    nearest_UK = search(unit_rows(meanings_LD[new_L]), known_SD, 30).ids
 
-    def with_new(new_UC: Tensor) -> Tensor:
-        new_UC = functional.normalize(new_UC, dim=1) * length
-        return joined(rows_LC.masked_scatter(new_L[:, None], new_UC))
+    def with_new(new_UC: Vectors) -> Vectors:
+        filled_LC = rows_LC.copy()
+        filled_LC[new_L] = unit_rows(new_UC) * length
+        return joined(filled_LC)
 
     yield "own text", with_new(own_UC)
     for num_neighbours in (1, 3, 10, 30):
-        borrowed_UC = functional.normalize(known_SC[nearest_UK[:, :num_neighbours]].mean(dim=1), dim=1)
+        borrowed_UC = unit_rows(known_SC[nearest_UK[:, :num_neighbours]].mean(axis=1))
         yield f"borrowed {num_neighbours}", with_new(borrowed_UC)
         yield f"text + {num_neighbours}", with_new(borrowed_UC + own_UC)
     yield "the model's", model.label_vectors(head="unified")
 
 
-def _slope(model: Model, representations_ND: Tensor) -> float:
+def _slope(model: Model, representations_ND: Vectors) -> float:
     """How much the classifier's score of a known label grows with the dual encoder's, over the best ones."""
     dual_ND, known = model.search_vectors(representations_ND[:500], head="encoder"), model.labels.counts > 0
     labels_LD, rows_LC = model.label_vectors(head="encoder")[known], model.label_vectors(head="classifier")[known]
-    found = torch.from_numpy(search(dual_ND, labels_LD, 20).ids)
+    found = search(dual_ND, labels_LD, 20).ids
     queries_NC = model.search_vectors(representations_ND[:500], head="classifier")
-    dual = torch.einsum("nd,nkd->nk", dual_ND, labels_LD[found]).flatten()
-    scores = torch.einsum("nd,nkd->nk", queries_NC, rows_LC[found]).flatten()
-    return float(torch.cov(torch.stack([dual, scores]))[0, 1] / dual.var())
+    dual = np.einsum("nd,nkd->nk", dual_ND, labels_LD[found]).ravel()
+    scores = np.einsum("nd,nkd->nk", queries_NC, rows_LC[found]).ravel()
+    return float(np.cov(np.stack([dual, scores]))[0, 1] / dual.var(ddof=1))
 
 
 def measure(top_ids: NDArray[np.int64], relevance: csr_matrix, new_L: NDArray[np.bool_]) -> list[float]:
@@ -120,7 +120,6 @@ def measure(top_ids: NDArray[np.int64], relevance: csr_matrix, new_L: NDArray[np
     return [*figures, 2 * new * known / (new + known)]
 
 
-@torch.inference_mode()
 def compare(dataset: Dataset, recipe: str, *, share: float, seed: int, threads: int, runs: Path, queries: int) -> None:
     """Train without some labels, add them, print one line per choice."""
     generator, num_labels = np.random.default_rng(seed), dataset.num_labels
@@ -130,12 +129,11 @@ def compare(dataset: Dataset, recipe: str, *, share: float, seed: int, threads: 
     known = without_labels(dataset, kept, queries)
     base, differences = RECIPES[recipe]
     overrides = {"seed": seed, "train.threads": threads, "validation.fraction": 0.0, **differences}
-    with torch.inference_mode(mode=False):
-        started, folder = time.process_time(), runs / f"{dataset.name}-{base}-{seed}-{share:g}-{queries}"
-        if not (folder / "run.json").exists():
-            train(known, recipe=base, out=folder, overrides=overrides, resume=True)
-        seconds = time.process_time() - started
-        predictor = Predictor.load(folder)
+    started, folder = time.process_time(), runs / f"{dataset.name}-{base}-{seed}-{share:g}-{queries}"
+    if not (folder / "run.json").exists():
+        train(known, recipe=base, out=folder, overrides=overrides, resume=True)
+    seconds = time.process_time() - started
+    predictor = Predictor.load(folder)
     predictor.add_labels([(dataset.label_ids[label], dataset.label_texts[label]) for label in held])
     columns = np.concatenate([kept, held])
     relevance, new_L = csr_matrix(dataset.test.relevance[:, columns]), predictor.labels.counts == 0
@@ -170,7 +168,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
-    torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as temporary:
         settings = {"share": arguments.share, "threads": arguments.threads, "runs": arguments.runs or Path(temporary)}
         settings["queries"] = arguments.queries

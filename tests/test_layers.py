@@ -10,13 +10,14 @@ import pytest
 import dexter
 
 SOURCE = Path(dexter.__file__).parent
-BASE = {"errors", "types", "processes", "files", "positives", "recipes", "config"}
+BASE = {"errors", "types", "processes", "files", "tensor_files", "positives", "recipes", "config"}
 PARTS = BASE | {"data", "metrics", "index", "losses", "batches", "encoders"}
 MAY_IMPORT = {
     "errors": set(),
     "types": set(),
     "processes": {"errors"},
     "files": {"errors"},
+    "tensor_files": {"errors"},
     "positives": {"errors"},
     "recipes": {"errors"},
     "config": {"errors", "recipes"},
@@ -25,8 +26,8 @@ MAY_IMPORT = {
     "index": {"errors", "files", "types", "processes"},
     "losses": {"errors", "positives", "processes"},
     "batches": {"errors", "types", "processes", "positives", "config", "data", "index"},
-    "encoders": {"errors", "types", "files", "config", "data"},
-    "model": {"errors", "types", "processes", "files", "config", "data", "encoders", "index"},
+    "encoders": {"errors", "types", "files", "tensor_files", "config", "data"},
+    "model": {"errors", "types", "processes", "files", "tensor_files", "config", "data", "encoders", "index"},
     "predict": {"errors", "types", "processes", "files", "data", "encoders", "index", "metrics", "model"},
     "training": PARTS | {"model", "predict"},
     "planning": PARTS | {"model", "predict", "training"},

@@ -24,6 +24,7 @@ from dexter.errors import ModelError, ResourceError, UsageError
 
 MANIFEST = "MANIFEST.json"
 _TEMPORARY = ".tmp-"
+_MAX_JSON_BYTES = 10_000_000
 _CURRENT_FOLDER, _NO_REPLACE, _EXCHANGE = -100, 1, 2
 """AT_FDCWD, RENAME_NOREPLACE and RENAME_EXCHANGE of Linux's renameat2."""
 _MAX_MANIFEST_BYTES = 2**24
@@ -111,6 +112,26 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write a JSON file atomically, readable and with stable key order."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a small JSON file of a model; raise `ModelError` if it is missing, huge or malformed."""
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ModelError(f"{path}: {path.stat().st_size:,} bytes: expected a model setting of at most 10 MB")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ModelError(f"{path}: missing or unreadable: the model folder is incomplete") from None
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path}: not valid JSON: restore the model folder from its source") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a small JSON file that must contain one object; raise `ModelError` otherwise."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
 
 
 def sha256(path: str | Path) -> str:

@@ -11,7 +11,7 @@ import os
 import socket
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,24 @@ class SingleProcess:
 def stack(processes: Processes, values: Tensor) -> Tensor:
     """Stack the tensors of all processes, which must have the same shape: [processes, *shape]."""
     return processes.concatenate(values[None])
+
+
+def concatenate_arrays(processes: Processes, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the rows of the arrays of all processes in order of rank."""
+    if processes.size == 1:
+        return values
+    import torch
+
+    return np.asarray(processes.concatenate(torch.from_numpy(np.ascontiguousarray(values))).numpy())
+
+
+def sum_arrays(processes: Processes, values: NDArray[Any]) -> NDArray[Any]:
+    """Return the elementwise sum of the arrays of all processes."""
+    if processes.size == 1:
+        return values
+    import torch
+
+    return np.asarray(processes.sum(torch.from_numpy(np.ascontiguousarray(values))).numpy())
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.sparse import csr_matrix
 
 from dexter.batches.sampler import Sampler
@@ -30,8 +29,8 @@ def test_every_query_comes_once_before_and_after_a_refresh(num_queries, size, or
     batches = queries_of_an_epoch(made, 0)
     assert np.array_equal(np.sort(np.concatenate(batches)), np.arange(num_queries))
     assert max(map(len, batches)) <= max(size, 2)
-    vectors = torch.randn(num_queries, 4, generator=torch.Generator().manual_seed(0))
-    made.refresh(made.steps_per_epoch, vectors, torch.randn(7, 4))
+    vectors, labels = (np.random.default_rng(0).standard_normal((n, 4), dtype=np.float32) for n in (num_queries, 7))
+    made.refresh(made.steps_per_epoch, vectors, labels)
     batches = queries_of_an_epoch(made, 1)
     assert np.array_equal(np.sort(np.concatenate(batches)), np.arange(num_queries))
     assert max(map(len, batches)) <= max(size, 2)
@@ -40,6 +39,7 @@ def test_every_query_comes_once_before_and_after_a_refresh(num_queries, size, or
 @pytest.mark.parametrize("epoch", [0, 1, 2, 5])
 def test_growing_clusters_leave_no_query_out(epoch):
     made = sampler(2790, order="clustered", size=32, cluster_doubling=1, refresh=1)
-    made.refresh(epoch * made.steps_per_epoch, torch.randn(2790, 4), torch.randn(7, 4))
+    vectors, labels = (np.random.default_rng(0).standard_normal((n, 4), dtype=np.float32) for n in (2790, 7))
+    made.refresh(epoch * made.steps_per_epoch, vectors, labels)
     batches = queries_of_an_epoch(made, epoch)
     assert np.array_equal(np.sort(np.concatenate(batches)), np.arange(2790))

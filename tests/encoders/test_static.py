@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dexter.encoders import embed
+from dexter.encoders import embed, load_encoder
 from dexter.encoders.static import NUM_POSITIONS, StaticEncoder, StaticSettings, build_vocabulary
 from dexter.errors import ModelError
 
@@ -26,7 +26,7 @@ def embedded(encoder, texts, side="query"):
 def slow_embedding(encoder, text):
     """The formula of the module, one token at a time."""
     total, weights = torch.zeros(encoder.dimension), 0.0
-    for position, token in enumerate(encoder.tokenizer.encode(text).ids):
+    for position, token in enumerate(encoder.tokens.tokenizer.encode(text).ids):
         bucket = min(int(np.floor(2 * np.log2(position + 1))), NUM_POSITIONS - 2)
         weight = (encoder.token_weights[token] + encoder.position_weights[bucket] * encoder.settings.positions).exp()
         total, weights = total + weight * encoder.table[token], weights + weight
@@ -44,6 +44,24 @@ def test_embedding_is_the_weighted_mean(positions, normalize, sparse):
     got = embedded(encoder, TEXTS[:3])
     for row, text in enumerate(TEXTS[:3]):
         torch.testing.assert_close(got[row], slow_embedding(encoder, text).detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["query", "label"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"normalize": False}, {"positions": False}, {"ngrams": 3, "ngram_buckets": 50}]
+)
+def test_arrays_embed_as_the_module_does(settings, side, tmp_path):
+    encoder = build(label_vectors=True, **settings)
+    with torch.no_grad():
+        for parameter in (encoder.table, encoder.token_weights, encoder.position_weights):
+            parameter.normal_(generator=torch.Generator().manual_seed(0))
+    encoder.save(tmp_path)
+    texts = [*TEXTS, *LABELS, "river " * 300]
+    expected = embedded(encoder, texts, side).numpy()
+    for arrays in (encoder.arrays(), load_encoder(tmp_path)):
+        np.testing.assert_allclose(arrays.embed(arrays.tokenize(texts, side=side)), expected, atol=1e-5)
+        one = arrays.embed(arrays.tokenize(texts[1:2], side=side))
+        np.testing.assert_allclose(one, expected[1:2], atol=1e-5)
 
 
 def test_empty_and_unknown_texts_are_finite():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from dexter.index import BACKENDS, DatabaseAddress, Stamp
 
@@ -81,7 +80,7 @@ def make_vectors(num_labels=1203, num_queries=61, dimension=16, seed=0):
     priors = 0.05 * np.log(rng.random((num_labels, 1)) + 0.01)
     labels = np.concatenate([labels, priors], axis=1).astype(np.float32)
     queries = np.concatenate([queries, np.ones((num_queries, 1))], axis=1).astype(np.float32)
-    return torch.from_numpy(labels), torch.from_numpy(queries)
+    return labels, queries
 
 
 def make_stamp(num_labels, *, fingerprint="feed", head="encoder", first=0):

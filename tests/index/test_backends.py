@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.sparse import csr_matrix
 from tests.index.conftest import make_stamp, make_vectors
 
@@ -32,7 +31,7 @@ def load_again(folder, vectors, address, stamp):
 
 def assert_nearly_exact(found, queries, labels, k, *, forbidden=None, recall=0.98):
     """Scores are true inner products, best first, ties by position; nearly all the best are there."""
-    scores = (queries @ labels.T).numpy()
+    scores = queries @ labels.T
     if forbidden is not None:
         scores[forbidden] = -np.inf
     wanted = -np.sort(-scores, axis=1)[:, :k]
@@ -73,7 +72,7 @@ def test_no_query_and_one_query(index):
 
 
 def test_labels_of_equal_score_come_in_order(backend, address):
-    labels = torch.cat([LABELS[:400]] * 3)
+    labels = np.concatenate([LABELS[:400]] * 3)
     found = build(backend, labels, queries_ND=QUERIES, address=address).search(QUERIES, 30)
     assert_nearly_exact(found, QUERIES, labels, 30)
     np.testing.assert_array_equal(found.ids[:, 1] - found.ids[:, 0], 400)
@@ -93,7 +92,7 @@ def test_excluded_pairs_make_room_for_the_next(index):
 
 
 def test_labels_above_a_ceiling_make_room_too(index):
-    scores = (QUERIES @ LABELS.T).numpy()
+    scores = QUERIES @ LABELS.T
     ceiling = np.sort(scores, axis=1)[:, -21:-19].mean(axis=1)
     ceiling[:2] = (-np.inf, np.inf)
     found = index.search(QUERIES, 10, ceiling=ceiling)
@@ -117,7 +116,7 @@ def test_labels_changed_since_it_was_saved(own_index, address, tmp_path):
     save_index(own_index, tmp_path / "index", stamp=make_stamp(len(LABELS)))
     # The first 50 are gone, the next 30 stand at the end, 20 are new.
     order = np.concatenate([np.arange(80, len(LABELS)), np.arange(50, 80)])
-    vectors = torch.cat([LABELS[torch.from_numpy(order)], QUERIES[:20]])
+    vectors = np.concatenate([LABELS[order], QUERIES[:20]])
     stamp = make_stamp(len(vectors))
     stamp.label_keys[:] = np.concatenate([order, 10**6 + np.arange(20)])
     found = load_again(tmp_path / "index", vectors, address, stamp).search(QUERIES, 10)
@@ -130,7 +129,7 @@ def test_most_labels_removed_since_it_was_saved(own_index, address, tmp_path):
     kept = np.arange(3, len(LABELS), 4)
     stamp = make_stamp(len(kept))
     stamp.label_keys[:] = kept
-    vectors = LABELS[torch.from_numpy(kept)]
+    vectors = LABELS[kept]
     found = load_again(tmp_path / "index", vectors, address, stamp).search(QUERIES, 5)
     assert_nearly_exact(found, QUERIES, vectors, 5)
 
@@ -192,7 +191,7 @@ def test_without_queries_recall_is_measured_on_noisy_labels():
 def test_a_missing_package_names_its_extra(backend, module, extra, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(ResourceError, match=rf"pip install 'dexter-xmc\[{extra}\]'"):
-        engine_class(backend).build(LABELS.numpy(), address=DatabaseAddress(url="somewhere", name="dexter_test"))
+        engine_class(backend).build(LABELS, address=DatabaseAddress(url="somewhere", name="dexter_test"))
 
 
 def test_databases_need_an_address():

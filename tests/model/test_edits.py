@@ -5,7 +5,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
@@ -82,10 +81,10 @@ def test_a_new_text_is_what_a_label_is_found_by(run):
 
 def test_a_rename_keeps_what_the_label_learned(run):
     predictor = Predictor.load(run, persistent=True)
-    before, prior = predictor.labels.counts.copy(), predictor.model.head.prior.bias.detach().clone()
+    before, prior = predictor.labels.counts.copy(), predictor.model.head.prior_L.copy()
     predictor.rename_labels([("L7", "something else")])
     np.testing.assert_array_equal(predictor.labels.counts, before)
-    assert torch.equal(predictor.model.head.prior.bias.detach(), prior)
+    np.testing.assert_array_equal(predictor.model.head.prior_L, prior)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +117,8 @@ def test_a_failure_in_the_middle_leaves_everything_as_it_was(run, world, monkeyp
         raise MemoryError
 
     broken = {
-        "encode": "dexter.model.model.embed",
-        "apply": "dexter.encoders.heads.DualHead.for_labels",
+        "encode": "dexter.encoders.static_arrays.StaticArrays.embed",
+        "apply": "dexter.encoders.head_arrays.DualArrays.for_labels",
         "index": "dexter.model.model.Model.label_vectors",
         "disk": "dexter.model.store.LabelWriter.write",
     }

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from scipy.sparse import csr_matrix
 
 from dexter import Predictor
@@ -20,8 +19,8 @@ NUM_LABELS, NUM_QUERIES, DIMENSION = 2_003, 21, 16
 
 @pytest.fixture(scope="module")
 def vectors():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(NUM_LABELS, DIMENSION, generator=generator), torch.randn(NUM_QUERIES, DIMENSION)
+    generator = np.random.default_rng(0)
+    return tuple(generator.standard_normal((n, DIMENSION), dtype=np.float32) for n in (NUM_LABELS, NUM_QUERIES))
 
 
 @pytest.fixture(scope="module", params=["exact", "hnsw"])
@@ -41,7 +40,7 @@ def rank_vectors(index, queries_ND, k, **filters):
 
 def brute_force(vectors, k, allowed, exclude=None):
     labels_LD, queries_ND = vectors
-    scores = (queries_ND @ labels_LD.T).numpy()
+    scores = queries_ND @ labels_LD.T
     scores[:, np.setdiff1d(np.arange(NUM_LABELS), allowed)] = -np.inf
     if exclude is not None:
         scores[exclude.nonzero()] = -np.inf

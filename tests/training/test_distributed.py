@@ -15,6 +15,7 @@ from dexter.batches.mining import mine_hard_negatives
 from dexter.index import search_shards
 from dexter.losses import Streaming
 from dexter.model.unseen import fill_unseen_rows
+from dexter.processes import sum_arrays
 from tests.training.ranks import free_port, run_ranks
 
 
@@ -158,23 +159,22 @@ def search_together(world, queries, labels, rows, counts, relevance):
     """Search, mining, clusters and rows of unseen labels, with labels dealt out."""
     ids = np.arange(world.rank, len(labels), world.size)
     own = {"label_ids": ids, "processes": world}
-    held = torch.from_numpy(ids)
-    found = search_shards(queries, labels[held], 6, exclude=relevance[:, ids], **own)
-    mined = mine_hard_negatives(queries, labels[held], relevance[:, ids], num_negatives=7, **own)
-    leaves = balanced_clusters(queries.numpy(), 4, seed=1, processes=world)
-    filled, unseen = torch.zeros_like(rows), rows[held][counts[ids] == 0].flip(1)
-    filled[held] = fill_unseen_rows(
-        rows[held], counts[ids], texts_UC=unseen, label_vectors_LD=labels[held], num_neighbours=3, processes=world
+    found = search_shards(queries, labels[ids], 6, exclude=relevance[:, ids], **own)
+    mined = mine_hard_negatives(queries, labels[ids], relevance[:, ids], num_negatives=7, **own)
+    leaves = balanced_clusters(queries, 4, seed=1, processes=world)
+    filled, unseen = np.zeros_like(rows), rows[ids][counts[ids] == 0][:, ::-1]
+    filled[ids] = fill_unseen_rows(
+        rows[ids], counts[ids], texts_UC=unseen, label_vectors_LD=labels[ids], num_neighbours=3, processes=world
     )
-    return found, mined, [leaf.tolist() for leaf in leaves], world.sum(filled).numpy()
+    return found, mined, [leaf.tolist() for leaf in leaves], sum_arrays(world, filled)
 
 
 @pytest.mark.parametrize("num_labels", [23, 2])
 def test_search_mining_clusters_and_filled_rows_over_ranks(num_labels):
-    generator = torch.Generator().manual_seed(3)
+    generator = np.random.default_rng(3)
     # Whole numbers, so that scores are exact and many are equal: ties must fall as they do in one process.
-    queries, labels = (torch.randint(-2, 3, (count, 4), generator=generator).float() for count in (50, num_labels))
-    rows = torch.randn(num_labels, 5, generator=generator)
+    queries, labels = (generator.integers(-2, 3, (count, 4)).astype(np.float32) for count in (50, num_labels))
+    rows = generator.standard_normal((num_labels, 5), dtype=np.float32)
     relevance = scipy.sparse.random(50, num_labels, density=0.2, format="csr", random_state=0)
     arguments = (queries, labels, rows, np.arange(num_labels) % 4, relevance)
     wanted = run_ranks(1, search_together, *arguments)[0]

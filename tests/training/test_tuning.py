@@ -129,7 +129,7 @@ def test_a_ranking_is_chosen_only_if_it_is_better_by_more_than_luck(trained, wor
 def test_tuning_finds_the_votes_of_neighbours_where_the_model_alone_is_bad(trained, world):
     train, validation = splits(trained, world)
     model = Predictor.load(trained).model
-    shuffled = replace(model, representations_LD=model.representations_LD.flip(0))
+    shuffled = replace(model, representations_LD=model.representations_LD[::-1])
     scoring = choose_scoring(shuffled, train, validation, metric="P@1", maximum=100)
     assert scoring.choice.votes is not None
     assert scoring.validation["tuned"]["P@1"] > scoring.validation["model"]["P@1"] + 10

@@ -16,7 +16,7 @@ from itertools import islice, product
 import numpy as np
 
 from dexter.errors import UsageError
-from dexter.processes import Processes, SingleProcess
+from dexter.processes import Processes, SingleProcess, sum_arrays
 
 CENTROID_POINTS = 1024
 """Centroids of larger nodes are learned from this many of their points; the split itself uses all."""
@@ -75,7 +75,7 @@ def _learn_directions(
         chosen_MP = _choose_points(nodes_MS, num_points, rng)
         if number % processes.size == processes.rank:
             directions_MD[start : start + block] = _two_means(vectors_ND[chosen_MP], iterations)
-    return _join_blocks(directions_MD, processes)
+    return sum_arrays(processes, directions_MD)
 
 
 def _choose_points(members_MS: np.ndarray, num_points: int, rng: np.random.Generator) -> np.ndarray:
@@ -128,19 +128,10 @@ def _project(
         block = np.s_[node : node + nodes, point : point + points]
         gathered = vectors_ND[members_MS[block]]
         products_MS[block] = np.matmul(gathered, directions_MD[node : node + nodes, :, None])[:, :, 0]
-    products_MS = _join_blocks(products_MS, processes)
+    # Each block is zero on all processes but one, so that the sum is exact.
+    products_MS = sum_arrays(processes, products_MS)
     products_MS[members_MS < 0] = -np.inf
     return products_MS
-
-
-def _join_blocks(values: np.ndarray, processes: Processes) -> np.ndarray:
-    """Join the blocks of all processes: each is zero on all but one, so that their sum is exact."""
-    if processes.size == 1:
-        return values
-    import torch
-
-    summed: np.ndarray = processes.sum(torch.from_numpy(values)).numpy()
-    return summed
 
 
 def _halve(members_MS: np.ndarray, products_MS: np.ndarray) -> np.ndarray:

@@ -28,8 +28,8 @@ APPROXIMATE_ABOVE = 200_000
 
 
 def mine_hard_negatives(
-    queries_ND: Tensor | np.ndarray,
-    labels_LD: Tensor | np.ndarray,
+    queries_ND: np.ndarray,
+    labels_LD: np.ndarray | Tensor,
     relevance: csr_matrix,
     *,
     num_negatives: int,
@@ -41,7 +41,7 @@ def mine_hard_negatives(
 
     Args:
         queries_ND: one vector per query.
-        labels_LD: one vector per label.
+        labels_LD: one vector per label; the search runs on the device they are on.
         relevance: queries x labels; stored entries are positives and never returned.
         num_negatives: shortlist length, |H|. With eta draws per step and a refresh every r epochs, eta * r lets every
             one be drawn once.
@@ -55,8 +55,6 @@ def mine_hard_negatives(
     Returns:
         int32, queries x num_negatives, best first; -1 where there are fewer.
     """
-    import torch
-
     from dexter.index import search_shards
 
     is_single = processes is None or processes.size == 1
@@ -65,8 +63,8 @@ def mine_hard_negatives(
     if index is not None:
         return index.search(queries_ND, num_negatives, exclude=relevance).ids.astype(np.int32)
     found = search_shards(
-        torch.as_tensor(queries_ND),
-        torch.as_tensor(labels_LD),
+        queries_ND,
+        labels_LD,
         num_negatives,
         label_ids=label_ids,
         processes=processes,
@@ -75,14 +73,11 @@ def mine_hard_negatives(
     return found.ids.astype(np.int32)
 
 
-def _approximate_index(queries_ND: Tensor | np.ndarray, labels_LD: Tensor | np.ndarray) -> Index | None:
+def _approximate_index(queries_ND: np.ndarray, labels_LD: np.ndarray | Tensor) -> Index | None:
     """Build an approximate index, or return None, with a log line that says why, where that is not possible."""
-    import torch
-
     from dexter.index import build
 
-    labels_LD = torch.as_tensor(labels_LD)
-    if labels_LD.device.type != "cpu":
+    if not isinstance(labels_LD, np.ndarray):
         return None
     if importlib.util.find_spec("faiss") is None:
         log.info(

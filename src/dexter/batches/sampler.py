@@ -64,8 +64,8 @@ class Sampler:
     def refresh(
         self,
         step: int,
-        queries_ND: Tensor,
-        labels_LD: Tensor,
+        queries_ND: NDArray[np.float32],
+        labels_LD: NDArray[np.float32] | Tensor,
         *,
         shard: LabelShard | None = None,
         processes: Processes | None = None,
@@ -76,7 +76,7 @@ class Sampler:
         Args:
             step: the step that comes next.
             queries_ND: vectors of all queries of the split.
-            labels_LD: vectors of the labels that this process holds.
+            labels_LD: vectors of the labels that this process holds, where they are to be searched.
             shard: which labels these are; all of them if left out.
             processes: the processes that hold the other labels.
             watch: times the phases `cluster` and `mine`.
@@ -167,18 +167,20 @@ class Sampler:
         leaves = np.split(by_leaf, np.cumsum(np.bincount(self._leaf_of_query))[:-1])
         return clustered(leaves, self.steps_per_epoch, seed=self.seed, epoch=epoch)
 
-    def _cluster(self, queries_ND: Tensor, epoch: int, processes: Processes | None) -> NDArray[np.int64]:
+    def _cluster(self, queries_ND: NDArray[np.float32], epoch: int, processes: Processes | None) -> NDArray[np.int64]:
         """The number of each query's cluster."""
-        leaves = balanced_clusters(
-            queries_ND.cpu().numpy(), self._cluster_size(epoch), seed=self.seed, processes=processes
-        )
+        leaves = balanced_clusters(queries_ND, self._cluster_size(epoch), seed=self.seed, processes=processes)
         leaf_of_query = np.empty(self.num_queries, dtype=np.int64)
         for number, leaf in enumerate(leaves):
             leaf_of_query[leaf] = number
         return leaf_of_query
 
     def _mine(
-        self, queries_ND: Tensor, labels_LD: Tensor, shard: LabelShard | None, processes: Processes | None
+        self,
+        queries_ND: NDArray[np.float32],
+        labels_LD: NDArray[np.float32] | Tensor,
+        shard: LabelShard | None,
+        processes: Processes | None,
     ) -> NDArray[np.int32]:
         """The shortlist of each query; filtered pairs are no negatives."""
         unwanted = self.relevance if self.filtered is None else self.relevance + self.filtered

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -56,6 +56,7 @@ from dexter.processes import read_launch
 
 if TYPE_CHECKING:
     from dexter.predict.predictor import Runtime
+    from dexter.processes import Processes
     from dexter.types import HeadName
 
 EXIT_CODES = """Exit codes: 0 ok, 1 bug, 2 usage, 3 data, 4 model or index, 5 resources (disk, memory, permission, a
@@ -322,7 +323,6 @@ def evaluate(
     """
     from dexter.evaluation.runs import TABLE_COLUMNS, evaluate_run
     from dexter.evaluation.tables import describe_calibration, render_deciles, render_table
-    from dexter.training.distributed import joined
 
     dataset = load(data, on_error, text_column, label_column, label_separator, text_fields)
     if unseen is not None:
@@ -342,7 +342,7 @@ def evaluate(
             as_json=as_json,
         )
         return
-    with joined() as processes:
+    with _joined_processes() as processes:
         result = evaluate_run(
             run,
             dataset,
@@ -612,6 +612,15 @@ def serve(
     serve_runs(name_runs(runs), settings)
 
 
+def _joined_processes() -> AbstractContextManager[Processes | None]:
+    """The processes that torchrun started; None where it started none, which needs no torch."""
+    if read_launch().size == 1:
+        return nullcontext()
+    from dexter.training.distributed import joined
+
+    return joined()
+
+
 def _evaluate_unseen(run: Path, dataset: Any, share: float, *, as_json: bool) -> None:
     from dexter.evaluation.unseen import evaluate_unseen
 
@@ -676,6 +685,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     """The message and exit code of an error that is not one of ours."""
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error).lower():
         return "out of memory: use smaller batches or fewer labels, or a machine with more memory", 5
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
+        return f"this needs the package {error.name!r}, which is not installed: pip install 'dexter-xmc[train]'", 5
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}", 5
     return f"{type(error).__name__}: {error} (a bug in dexter: --debug shows where)", 1

@@ -77,12 +77,12 @@ class Tokens:
 
 
 class LimitedTokenizer:
-    """A private copy of a tokenizer with its own limits. Making one takes longer than tokenising a text: keep it."""
+    """A tokenizer with limits of its own. Making one may take longer than tokenising a text: keep it."""
 
     def __init__(
         self, tokenizer: Tokenizer, *, max_length: int, max_characters: int, special_tokens: bool = False
     ) -> None:
-        """Copy a tokenizer.
+        """Use a tokenizer, or a copy if that must be changed.
 
         Args:
             tokenizer: a fast tokenizer; its padding and truncation settings are ignored, and it is not changed.
@@ -97,12 +97,13 @@ class LimitedTokenizer:
             )
         if max_characters < 1:
             raise UsageError(f"max_characters is {max_characters}: at least 1 is needed")
-        self._tokenizer = type(tokenizer).from_str(tokenizer.to_str())
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_length)
-        self._max_characters, self._special_tokens = max_characters, special_tokens
+        self._tokenizer = tokenizer
+        if special_tokens or tokenizer.padding is not None or tokenizer.truncation is not None:
+            self._tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+            self._tokenizer.no_padding()
+            self._tokenizer.enable_truncation(max_length)
+        self._max_length, self._max_characters, self._special_tokens = max_length, max_characters, special_tokens
         self._dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32)
-        self._max_length = max_length
         has_added_tokens = bool(special_tokens or tokenizer.get_added_tokens_decoder())
         self._by_chunk = splits_at_spaces(tokenizer) and not has_added_tokens
 
@@ -133,7 +134,7 @@ class LimitedTokenizer:
     def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts, one after the other, and the number of each."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special_tokens)
-        rows = [encoding.ids for encoding in encodings]
+        rows = [encoding.ids[: self._max_length] for encoding in encodings]
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum())), lengths
 

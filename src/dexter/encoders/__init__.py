@@ -1,20 +1,24 @@
 """Text to vector: the static encoder, the transformer encoder, and the heads that follow either.
 
-Both encoders are `torch.nn.Module`s with the same methods: `tokenize(texts, side=)` returns ragged token ids,
-`encoder(ids, offsets)` embeds them, `micro_batches(lengths)` groups texts that are cheap to embed together, and
-`save(folder)` writes what `load_encoder(folder)` reads. `dimension` is the size of a vector.
+A `TextEncoder` in use has `tokenize(texts, side=)`, which returns ragged token ids, `embed(tokens)`, which returns an
+array, `save(folder)`, which writes what `load_encoder(folder)` reads, and `dimension`, the size of a vector. One in
+training (`build_encoder`) is a `torch.nn.Module`: `encoder(ids, offsets)` embeds, and `micro_batches(lengths)` groups
+texts that are cheap to embed together. A static encoder in use is arrays and needs no torch; a transformer is one
+module for both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from dexter.config import EncoderConfig
-from dexter.errors import ModelError
+from dexter.errors import ModelError, require
+from dexter.files import read_object
+from dexter.types import Side
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +29,33 @@ if TYPE_CHECKING:
     from dexter.encoders.static import StaticEncoder
     from dexter.encoders.transformer import TransformerEncoder
 
-    TextEncoder = StaticEncoder | TransformerEncoder
+    TrainableEncoder: TypeAlias = "StaticEncoder | TransformerEncoder"
+
+
+class TextEncoder(Protocol):
+    """An encoder in use."""
+
+    @property
+    def dimension(self) -> int:
+        """Size of a vector."""
+        ...
+
+    def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
+        """Turn texts of one side into ragged token ids."""
+        ...
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """Return one vector per text."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what `load_encoder` reads."""
+        ...
 
 
 def build_encoder(
     config: EncoderConfig, query_texts: Sequence[str], label_texts: Sequence[str], *, device: str = "cpu", seed: int = 0
-) -> TextEncoder:
+) -> TrainableEncoder:
     """Build a new encoder from its configuration; the static encoder takes its vocabulary from the texts."""
     if config.kind == "transformer":
         from dexter.encoders.transformer import TransformerEncoder
@@ -47,7 +72,8 @@ def build_encoder(
             label_prefix=config.label_prefix,
             dropout=None if config.dropout < 0 else config.dropout,
         )
-    from dexter.encoders.static import StaticEncoder, StaticSettings
+    from dexter.encoders.static import StaticEncoder
+    from dexter.encoders.static_arrays import StaticSettings
 
     settings = StaticSettings(
         normalize=config.normalize,
@@ -72,15 +98,16 @@ def build_encoder(
 
 
 def load_encoder(folder: Path, *, device: str = "cpu") -> TextEncoder:
-    """Read an encoder that was written by its `save` method."""
-    from dexter.encoders.folder import ENCODER_FILE, read_object
+    """Read an encoder that was written by its `save` method; `device` is where a transformer computes."""
+    from dexter.encoders.folder import ENCODER_FILE
 
     kind = read_object(folder / ENCODER_FILE).get("kind")
     if kind == "static":
-        from dexter.encoders.static import StaticEncoder
+        from dexter.encoders.static_arrays import StaticArrays
 
-        return StaticEncoder.load(folder).to(device)
+        return StaticArrays.load(folder)
     if kind == "transformer":
+        require("torch", extra="train", purpose="a run with a transformer encoder")
         from dexter.encoders.transformer import TransformerEncoder
 
         return TransformerEncoder.load(folder, device=device)
@@ -88,7 +115,7 @@ def load_encoder(folder: Path, *, device: str = "cpu") -> TextEncoder:
 
 
 def embed(
-    encoder: TextEncoder, tokens: Tokens, *, device: torch.device | str = "cpu", progress: bool = False
+    encoder: TrainableEncoder, tokens: Tokens, *, device: torch.device | str = "cpu", progress: bool = False
 ) -> Tensor:
     """Embed every text without dropout and without a graph: [len(tokens), dimension], in the order of the tokens.
 

@@ -64,15 +64,6 @@ class ClassifierTable(nn.Module):
             )
         self.weight.copy_(vectors_LC)
 
-    def appended(self, num_new: int) -> ClassifierTable:
-        """Return a table with rows of zeros appended, for labels without training."""
-        weight = self.weight.detach()
-        return self.with_rows(torch.cat([weight, weight.new_zeros(num_new, weight.shape[1])]))
-
-    def selected(self, labels_M: Tensor) -> ClassifierTable:
-        """Return a table with the rows of some labels, in the given order."""
-        return self.with_rows(self.weight.detach()[labels_M])
-
     def rows(self, labels_M: Tensor | None = None) -> Tensor:
         """Return rows of some labels (default: all, in order) as float32: [M, C], differentiable in `weight`.
 
@@ -82,12 +73,6 @@ class ClassifierTable(nn.Module):
         self.weight.grad_dtype = _working_type(self.weight)
         rows_MC: Tensor = _Lookup.apply(self.weight, labels_M)  # type: ignore[no-untyped-call]
         return functional.dropout(rows_MC, self.dropout, self.training)
-
-    def with_rows(self, weight_LC: Tensor) -> ClassifierTable:
-        """Return a table with the same settings and other rows."""
-        table = ClassifierTable(0, weight_LC.shape[1], storage=self.storage, dropout=self.dropout)
-        table.weight = nn.Parameter(weight_LC)
-        return table.train(self.training)
 
 
 class _Lookup(torch.autograd.Function):

@@ -13,34 +13,39 @@ A folder without modules.json is a plain Hugging Face model, which leaves all se
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import nn
 
-from dexter.encoders.packing import Pooling
 from dexter.errors import ModelError
-from dexter.files import write_json
+from dexter.files import read_json, read_object, write_json
+from dexter.tensor_files import write_tensors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch import nn
+
+Pooling = Literal["mean", "cls"]
+"""How token states become one vector: their mean, or that of the first token."""
 
 ENCODER_FILE = "dexter_encoder.json"
 MAX_DIMENSION = 65_536
 _MODULE_TYPE = "sentence_transformers.models."
-_MAX_JSON_BYTES = 10_000_000
 _SENTENCE = "sentence_embedding"
 _LEGACY_POOLING = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
-    f"{kind.__module__}.{kind.__name__}": kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU)
-}
+_ACTIVATIONS = (
+    "torch.nn.modules.linear.Identity",
+    *(f"torch.nn.modules.activation.{name}" for name in ("Tanh", "ReLU", "GELU", "SiLU")),
+)
+
+
+def _no_layers() -> nn.Sequential:
+    from torch import nn
+
+    return nn.Sequential()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +53,7 @@ class TransformerSettings:
     """How a transformer's token states become a vector, and limits on texts; None where a folder does not say."""
 
     pooling: Pooling | None = None
-    projection: nn.Sequential = field(default_factory=nn.Sequential)
+    projection: nn.Sequential = field(default_factory=_no_layers)
     """Linear layers, each followed by its activation; empty without projection."""
     normalize: bool | None = None
     query_prefix: str = ""
@@ -64,6 +69,8 @@ def read_settings(folder: Path) -> TransformerSettings:
     """Read the settings of a folder; raise `ModelError` for a stage that is not supported."""
     if not (folder / "modules.json").is_file():
         return TransformerSettings()
+    from torch import nn
+
     pooling: Pooling | None = None
     normalize = False
     layers: list[nn.Module] = []
@@ -113,48 +120,25 @@ def write_settings(folder: Path, settings: TransformerSettings, *, hidden_size: 
     )
 
 
-def write_static_folder(
-    folder: Path, *, table: NDArray[np.floating] | torch.Tensor, tokenizer: Tokenizer, normalize: bool
-) -> None:
+def write_static_folder(folder: Path, *, table_RD: NDArray[np.floating], tokenizer: Tokenizer, normalize: bool) -> None:
     """Write a token table as a sentence-transformers `StaticEmbedding`, which averages the rows of a text's tokens.
 
     `StaticEmbedding` tokenises without special tokens, and without truncation unless the tokenizer itself truncates. A
     *weighted* mean is written by multiplying each row by its token's weight: then only the divisor differs, which
     `normalize` removes.
     """
-    rows = torch.as_tensor(table, dtype=torch.float32).detach().cpu().contiguous()
-    if rows.ndim != 2 or rows.shape[0] < tokenizer.get_vocab_size():
+    if table_RD.ndim != 2 or table_RD.shape[0] < tokenizer.get_vocab_size():
         raise ModelError(
-            f"{folder}: the token table has shape {tuple(rows.shape)}: expected one row for each of the "
+            f"{folder}: the token table has shape {table_RD.shape}: expected one row for each of the "
             f"{tokenizer.get_vocab_size()} entries of the tokenizer"
         )
     stage = folder / "0_StaticEmbedding"
     stage.mkdir(parents=True, exist_ok=True)
-    save_file({"embedding.weight": rows}, stage / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(stage / "model.safetensors", {"embedding.weight": table_RD.astype(np.float32, copy=False)})
     tokenizer.save(str(stage / "tokenizer.json"))
     stages = [(stage.name, "StaticEmbedding")]
     _write_modules(folder, [*stages, ("1_Normalize", "Normalize")] if normalize else stages)
     _write_prompts(folder, query="", label="", normalize=normalize)
-
-
-def read_json(path: Path) -> Any:
-    """Read a small JSON file of a model; raise `ModelError` if it is missing, huge or malformed."""
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ModelError(f"{path}: {path.stat().st_size:,} bytes: expected a model setting of at most 10 MB")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise ModelError(f"{path}: missing or unreadable: the model folder is incomplete") from None
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path}: not valid JSON: restore the model folder from its source") from None
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a small JSON file that must contain one object; raise `ModelError` otherwise."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _stages(folder: Path) -> list[tuple[str, Path]]:
@@ -191,9 +175,13 @@ def _read_pooling(folder: Path) -> Pooling:
 
 def _read_dense(folder: Path) -> tuple[nn.Linear, nn.Module]:
     """Read a linear layer and its activation; sizes are checked before memory is allocated."""
+    from safetensors import SafetensorError, safe_open
+    from torch import nn
+
     config = read_object(folder / "config.json")
-    activation = _ACTIVATIONS.get(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    if activation is None or config.get("use_residual") or config.get("module_input_name", _SENTENCE) != _SENTENCE:
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    source = config.get("module_input_name", _SENTENCE)
+    if activation not in _ACTIVATIONS or config.get("use_residual") or source != _SENTENCE:
         raise ModelError(
             f"{folder / 'config.json'}: this Dense stage is not supported: expected a layer on the pooled vector "
             f"without residual, with an activation among {', '.join(_ACTIVATIONS)}"
@@ -214,10 +202,13 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, nn.Module]:
     # On the meta device no memory and no random numbers are spent on values that are replaced at once.
     linear = nn.Linear(sizes[0], sizes[1], bias=bias, device="meta")
     linear.load_state_dict(state, assign=True)
-    return linear, activation()
+    return linear, getattr(nn, activation.rpartition(".")[2])()
 
 
 def _write_dense(folder: Path, linear: nn.Module, activation: nn.Module) -> None:
+    from safetensors.torch import save_file
+    from torch import nn
+
     assert isinstance(linear, nn.Linear)
     folder.mkdir(parents=True, exist_ok=True)
     config = {

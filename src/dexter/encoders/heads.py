@@ -4,12 +4,16 @@ A score is the inner product of a query's and a label's vector divided by the te
 bias per label, is one more dimension: [query; 1] against [label; temperature * bias]. Training, evaluation and search
 therefore all score by one inner product, and so does the unified search over the concatenated vectors of both heads.
 
+`dexter.encoders.head_arrays` computes the same without torch, once they are trained.
+
     dual        N(g1(h))          against  N(g1(h of the label text))     N: scaled to length one, if so set
     classifier  g2(h)             against  the label's row of a table     not normalised in training
     unified     [dual; classifier]
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dexter.encoders.classifier import ClassifierTable
+from dexter.encoders.head_arrays import ClassifierArrays, DualArrays
 
 
 class LabelPrior(nn.Module):
@@ -27,13 +32,6 @@ class LabelPrior(nn.Module):
         super().__init__()
         frequencies = (np.asarray(label_counts, dtype=np.float64) + 0.5) / (num_queries + 1.0)
         self.bias = nn.Parameter(torch.from_numpy(np.log(frequencies)).float())
-
-    @classmethod
-    def of(cls, bias_L: Tensor) -> LabelPrior:
-        """Create a prior with the given biases."""
-        prior = cls(np.zeros(0, dtype=np.int64), 0)
-        prior.bias = nn.Parameter(bias_L)
-        return prior
 
 
 class DualHead(nn.Module):
@@ -56,23 +54,17 @@ class DualHead(nn.Module):
         layers = [_linear(input_size, projection), nn.Tanh(), nn.Dropout(dropout)] if projection else []
         self.project = nn.Sequential(*layers)
 
-    def queries(self, representations_BD: Tensor, *, prior_weight: float = 1.0) -> Tensor:
-        """Return vectors of queries, with the factor of the prior as last element: 1 as trained, 0 for no prior."""
-        vectors_BD = self.vectors(representations_BD)
-        if self.prior is None:
-            return vectors_BD
-        return torch.cat([vectors_BD, vectors_BD.new_full((len(vectors_BD), 1), prior_weight)], dim=1)
+    def queries(self, representations_BD: Tensor) -> Tensor:
+        """Return vectors of queries, with the factor of the prior, 1, as last element."""
+        return _with_one(self.vectors(representations_BD), self.prior)
 
     def labels(self, representations_MD: Tensor, labels_M: Tensor | None = None) -> Tensor:
         """Return vectors of the labels `labels_M` (default: all labels, in order)."""
         return _with_prior(self.vectors(representations_MD), self.prior, labels_M, self.temperature)
 
-    def for_labels(self, bias_L: Tensor | None) -> DualHead:
-        """Return this head for other labels, given their biases; the projection is shared."""
-        prior = None if bias_L is None else LabelPrior.of(bias_L)
-        head = DualHead(temperature=self.temperature, prior=prior, normalize=self.normalize)
-        head.project = self.project
-        return head.train(self.training)
+    def arrays(self) -> DualArrays:
+        """Return the head as it is now, for use without training; on a CPU it shares the weights."""
+        return DualArrays.of(_state(self), temperature=self.temperature, normalize=self.normalize)
 
     def vectors(self, representations_ND: Tensor) -> Tensor:
         """Return vectors of queries or labels without the dimension of the prior."""
@@ -100,33 +92,17 @@ class ClassifierHead(nn.Module):
         layers = [_linear(input_size, projection)] if projection else []
         self.project = nn.Sequential(*layers, nn.Dropout(dropout))
 
-    def for_labels(self, table: ClassifierTable, bias_L: Tensor | None) -> ClassifierHead:
-        """Return this head for other labels, given their rows and biases; the projection is shared."""
-        prior = None if bias_L is None else LabelPrior.of(bias_L)
-        head = ClassifierHead(table, temperature=self.temperature, input_size=0, prior=prior)
-        head.project = self.project
-        return head.train(self.training)
+    def arrays(self) -> ClassifierArrays:
+        """Return the head as it is now, for use without training; on a CPU it shares the weights."""
+        return ClassifierArrays.of(_state(self), temperature=self.temperature)
 
-    @property
-    def normalized_search(self) -> bool:
-        """Whether search uses cosines, as published; with a prior the lengths of vectors count."""
-        return self.prior is None
-
-    def queries(self, representations_BD: Tensor, *, search: bool = False, prior_weight: float = 1.0) -> Tensor:
-        """Return vectors of queries; for search without a prior they are scaled to length one."""
-        vectors_BC: Tensor = self.project(representations_BD)
-        if self.prior is not None:
-            return torch.cat([vectors_BC, vectors_BC.new_full((len(vectors_BC), 1), prior_weight)], dim=1)
-        return functional.normalize(vectors_BC, dim=-1) if search else vectors_BC
+    def queries(self, representations_BD: Tensor) -> Tensor:
+        """Return vectors of queries, with the factor of the prior, 1, as last element."""
+        return _with_one(self.project(representations_BD), self.prior)
 
     def labels(self, labels_M: Tensor | None = None) -> Tensor:
         """Return the rows of labels, for training."""
         return _with_prior(self.table.rows(labels_M), self.prior, labels_M, self.temperature)
-
-    def search_labels(self, rows_LC: Tensor) -> Tensor:
-        """Return the vectors of all labels for search, from rows in which those of unseen labels are filled in."""
-        rows_LC = functional.normalize(rows_LC, dim=-1) if self.normalized_search else rows_LC
-        return _with_prior(rows_LC, self.prior, None, self.temperature)
 
 
 def _linear(input_size: int, output_size: int) -> nn.Linear:
@@ -146,3 +122,17 @@ def _with_prior(vectors_MD: Tensor, prior: LabelPrior | None, labels_M: Tensor |
         return vectors_MD
     bias_M = prior.bias if labels_M is None else prior.bias[labels_M]
     return torch.cat([vectors_MD, (scale * bias_M)[:, None]], dim=1)
+
+
+def _with_one(vectors_BD: Tensor, prior: LabelPrior | None) -> Tensor:
+    """Append an element of one to each vector, if there is a prior."""
+    return vectors_BD if prior is None else functional.pad(vectors_BD, (0, 1), value=1.0)
+
+
+def _state(head: nn.Module) -> dict[str, NDArray[Any]]:
+    """Return the weights of a head by name, as arrays; the bits of bfloat16 as uint16."""
+    values = {name: value.detach().cpu() for name, value in head.state_dict().items()}
+    return {
+        name: value.view(torch.int16).numpy().view(np.uint16) if value.dtype == torch.bfloat16 else value.numpy()
+        for name, value in values.items()
+    }

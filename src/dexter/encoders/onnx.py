@@ -35,7 +35,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dexter.data.tokens import Tokens
-from dexter.encoders.packing import Pooling, pad, pool_padded
+from dexter.encoders import TextEncoder
+from dexter.encoders.folder import Pooling
+from dexter.encoders.packing import pad, pool_padded
 from dexter.encoders.transformer import TransformerEncoder
 from dexter.errors import ModelError, UsageError, require
 from dexter.files import atomic_folder, read_sealed, write_json
@@ -53,7 +55,7 @@ _MOST_BYTES = 2**31 - 2**24
 """A protobuf message ends at 2 GiB; some of it is needed for the graph itself."""
 
 
-def check_exportable(encoder: nn.Module) -> TransformerEncoder:
+def check_exportable(encoder: TextEncoder) -> TransformerEncoder:
     """Return the encoder if it is a transformer; raise `UsageError` otherwise."""
     if not isinstance(encoder, TransformerEncoder):
         raise UsageError(
@@ -186,12 +188,12 @@ class OnnxEncoder:
             raise _refused(path, error) from None
         self._check_signature()
 
-    def embed(self, tokens: Tokens) -> Tensor:
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """Embed texts: [len(tokens), dimension], float32, in the order of the tokens."""
         output_ND = np.empty((len(tokens), self._encoder.dimension), dtype=np.float32)
         for rows in self._encoder.micro_batches(tokens.lengths):
             output_ND[rows] = self._run(*tokens.select(rows))
-        return torch.from_numpy(output_ND)
+        return output_ND
 
     def _run(self, ids: NDArray[np.integer], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
         ids_T = torch.from_numpy(ids.astype(np.int64))

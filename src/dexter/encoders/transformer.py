@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dexter.data.tokens import LimitedTokenizer, Tokens
-from dexter.encoders.folder import TransformerSettings, read_settings, write_settings
+from dexter.encoders import embed
+from dexter.encoders.folder import Pooling, TransformerSettings, read_settings, write_settings
 from dexter.encoders.packing import (
     PACKED_ATTENTION,
-    Pooling,
     first_position,
     pack,
     pad,
@@ -170,6 +170,11 @@ class TransformerEncoder(nn.Module):
         pooled = self._forward_packed(ids, offsets) if self._packs(ids.device) else self._forward_padded(ids, offsets)
         vectors = self.projection(pooled).float()
         return functional.normalize(vectors, dim=-1) if self.settings.normalize else vectors
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """Embed texts without dropout, where the weights are, and return an array."""
+        vectors_ND: NDArray[np.float32] = embed(self, tokens).numpy()
+        return vectors_ND
 
     def micro_batches(self, lengths: NDArray[np.integer]) -> list[NDArray[np.int64]]:
         """Group texts of similar length, longest first, into batches of about `tokens_per_batch` tokens."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from dexter.data import Dataset
 from dexter.encoders.onnx import (
@@ -98,7 +97,7 @@ def check_against_torch(
     exported = replace(model, query_encoder=OnnxEncoder(content, encoder, precision="float32", path=path))
     wanted_ND = replace(model, query_encoder=None).encode_queries(texts)
     found_ND = exported.encode_queries(texts)
-    alone_ND = torch.cat([exported.encode_queries([text]) for text in texts[:_NUM_ALONE]])
+    alone_ND = np.concatenate([exported.encode_queries([text]) for text in texts[:_NUM_ALONE]])
     difference = max(largest_difference(found_ND, wanted_ND), largest_difference(alone_ND, wanted_ND[: len(alone_ND)]))
     if not difference <= MAX_DIFFERENCE:  # also raises if it is not a number
         raise ModelError(
@@ -108,10 +107,10 @@ def check_against_torch(
     return ExportFacts(precision="float32", fingerprint=fingerprint, difference=difference, num_texts=len(texts))
 
 
-def largest_difference(found_ND: Tensor, wanted_ND: Tensor) -> float:
+def largest_difference(found_ND: NDArray[np.float32], wanted_ND: NDArray[np.float32]) -> float:
     """Return the largest difference between elements of vectors; relative for vectors longer than 1."""
-    scale_N1 = wanted_ND.norm(dim=1, keepdim=True).clamp(min=1.0)
-    return float(((found_ND - wanted_ND).abs() / scale_N1).max())
+    scale_N1 = np.maximum(np.linalg.norm(wanted_ND, axis=1, keepdims=True), 1.0)
+    return float((np.abs(found_ND - wanted_ND) / scale_N1).max())
 
 
 def _evaluate_int8(

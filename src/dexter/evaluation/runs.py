@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dexter.data import Dataset, Split
@@ -32,7 +31,7 @@ from dexter.metrics import member_mask, overfetch, remove_filtered
 from dexter.predict.calibration import FITTED_PLACES, NUM_PLACES, REPORTED_PLACES, calibration_error, level, softmax
 from dexter.predict.predictor import Predictor, Runtime
 from dexter.predict.rank import rank
-from dexter.processes import Processes, SingleProcess
+from dexter.processes import Processes, SingleProcess, concatenate_arrays
 from dexter.types import HeadName, TopK
 
 log = logging.getLogger("dexter")
@@ -170,7 +169,7 @@ def evaluate_run(
             "recall": predictor.index.recall,
         },
         scoring=asdict(predictor.choice),
-        device=str(predictor.model.representations_LD.device),
+        device=predictor.model.device,
         wall_seconds=time.monotonic() - started,
     )
     path = record or run / "results" / f"{dataset.name}-test-{predictor.choice.head}.json"
@@ -345,8 +344,7 @@ def _predict_split(predictor: Predictor, split: Split, k: int, *, processes: Pro
     found = predictor.top(split.texts[start:stop], k + overfetch(split.filtered))
     if processes.size == 1:
         return found
-    ids, scores = (processes.concatenate(torch.from_numpy(values)).numpy() for values in (found.ids, found.scores))
-    return TopK(ids, scores)
+    return TopK(concatenate_arrays(processes, found.ids), concatenate_arrays(processes, found.scores))
 
 
 def _find_test_misses(dataset: Dataset, columns_NK: NDArray[np.int64]) -> Iterator[Miss]:

@@ -5,7 +5,7 @@
 """
 
 from dexter.index.base import BACKENDS, BackendName, DatabaseAddress, Index, Stamp, default_backend
-from dexter.index.exact import ExactIndex, search, search_shards
+from dexter.index.exact import ExactIndex, place, search, search_shards
 from dexter.index.folder import StoredIndex, build, label_keys, open_index, save_index
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "default_backend",
     "label_keys",
     "open_index",
+    "place",
     "save_index",
     "search",
     "search_shards",

@@ -18,13 +18,19 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dexter.errors import ModelError, require
 from dexter.index.base import BackendName, Engine, Index
-from dexter.index.exact import check_arguments, columns_of, largest, make_keys, scores_of, search
+from dexter.index.exact import (
+    NOT_A_NUMBER,
+    check_arguments,
+    columns_of,
+    largest,
+    make_keys,
+    scores_of,
+    search,
+)
 from dexter.types import TopK
 
 if TYPE_CHECKING:
@@ -55,8 +61,8 @@ class ApproximateIndex:
 
     backend: BackendName
     engine: Engine
-    vectors_LD: Tensor
-    """float32 on a CPU."""
+    vectors_LD: NDArray[np.float32]
+    """Contiguous."""
     rows_L: NDArray[np.int64]
     """The engine's row of each label; -1 for labels added after the engine was built."""
     depth: int
@@ -83,14 +89,14 @@ class ApproximateIndex:
 
     def search(
         self,
-        queries_ND: Tensor | np.ndarray,
+        queries_ND: NDArray[np.float32],
         k: int,
         *,
         exclude: csr_matrix | None = None,
-        ceiling: np.ndarray | None = None,
+        ceiling: NDArray[np.float32] | None = None,
     ) -> TopK:
         """Return the k best labels of each query among the candidates."""
-        queries_ND = torch.as_tensor(queries_ND).to("cpu", torch.float32).contiguous()
+        queries_ND = np.ascontiguousarray(queries_ND, dtype=np.float32)
         check_arguments(queries_ND, self.vectors_LD, k, exclude, ceiling)
         parts = [slice(start, start + BLOCK) for start in range(0, len(queries_ND), BLOCK)]
         found = [
@@ -107,7 +113,11 @@ class ApproximateIndex:
         return TopK(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
     def _search_block(
-        self, queries_BD: Tensor, k: int, exclude: csr_matrix | None, ceiling: NDArray[np.float32] | None
+        self,
+        queries_BD: NDArray[np.float32],
+        k: int,
+        exclude: csr_matrix | None,
+        ceiling: NDArray[np.float32] | None,
     ) -> TopK:
         places = max(k, MIN_PLACES)
         num_excluded_B = np.zeros(len(queries_BD), dtype=np.int64) if exclude is None else np.diff(exclude.indptr)
@@ -118,18 +128,18 @@ class ApproximateIndex:
         if width < k or width >= len(self.vectors_LD) - len(self._unindexed_labels):
             return search(queries_BD, self.vectors_LD, k, exclude=exclude, ceiling=ceiling)
         scores_BW, labels_BW = self._score_candidates(queries_BD, width, exclude, ceiling)
-        best = make_keys(torch.from_numpy(scores_BW), torch.from_numpy(np.maximum(labels_BW, 0)))
+        best = make_keys(scores_BW, np.maximum(labels_BW, 0))
         if len(self._unindexed_labels):
-            best = torch.cat([best, self._search_unindexed(queries_BD, k, exclude, ceiling)], dim=1)
-        best = largest(best, k).sort(dim=1, descending=True).values
-        scores = scores_of(best).numpy()
-        found = TopK(np.where(scores == -np.inf, -1, columns_of(best).numpy()), scores)
+            best = np.concatenate([best, self._search_unindexed(queries_BD, k, exclude, ceiling)], axis=1)
+        best = np.sort(largest(best, k), axis=1)[:, ::-1]
+        scores = scores_of(best)
+        found = TopK(np.where(scores == -np.inf, -1, columns_of(best)), scores)
         # Engines are least reliable about the last candidates: a query that may use fewer than half is searched again.
         is_short_B = (scores_BW > -np.inf).sum(axis=1) < max(k, width // 2)
         again = np.flatnonzero(is_crowded_B | is_short_B)
         if len(again):
             found.ids[again], found.scores[again] = search(
-                queries_BD[torch.from_numpy(again)],
+                queries_BD[again],
                 self.vectors_LD,
                 found.ids.shape[1],
                 exclude=None if exclude is None else exclude[again],
@@ -138,15 +148,19 @@ class ApproximateIndex:
         return found
 
     def _score_candidates(
-        self, queries_BD: Tensor, width: int, exclude: csr_matrix | None, ceiling: NDArray[np.float32] | None
+        self,
+        queries_BD: NDArray[np.float32],
+        width: int,
+        exclude: csr_matrix | None,
+        ceiling: NDArray[np.float32] | None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return scores and labels of the candidates; those removed, excluded or above the ceiling score -inf."""
-        rows_BW = self.engine.candidates(queries_BD.numpy(), width)
+        rows_BW = self.engine.candidates(queries_BD, width)
         is_row_BW = (rows_BW >= 0) & (rows_BW < self.engine.num_rows)
         labels_BW = self._label_of_row[np.where(is_row_BW, rows_BW, -1)]
         scores_BW = score_pairs(queries_BD, self.vectors_LD, labels_BW)
         if np.isnan(scores_BW).any():
-            raise ModelError("search met a score that is not a number: check the query and label vectors for NaN")
+            raise ModelError(NOT_A_NUMBER)
         if exclude is not None:
             scores_BW[_is_stored(exclude, labels_BW)] = -np.inf
         if ceiling is not None:
@@ -154,29 +168,37 @@ class ApproximateIndex:
         return scores_BW, labels_BW
 
     def _search_unindexed(
-        self, queries_BD: Tensor, k: int, exclude: csr_matrix | None, ceiling: NDArray[np.float32] | None
-    ) -> Tensor:
+        self,
+        queries_BD: NDArray[np.float32],
+        k: int,
+        exclude: csr_matrix | None,
+        ceiling: NDArray[np.float32] | None,
+    ) -> NDArray[np.int64]:
         """Return keys of the best labels among those that the engine does not have."""
         unindexed = self._unindexed_labels
         found = search(
             queries_BD,
-            self.vectors_LD[torch.from_numpy(unindexed)],
+            self.vectors_LD[unindexed],
             min(k, len(unindexed)),
             exclude=None if exclude is None else exclude[:, unindexed],
             ceiling=ceiling,
         )
         labels = unindexed[np.maximum(found.ids, 0)]
-        return make_keys(torch.from_numpy(found.scores), torch.from_numpy(labels))
+        return make_keys(found.scores, labels)
 
 
 def build_measured(
-    backend: BackendName, engine: Engine, vectors_LD: Tensor, *, queries_ND: Tensor | np.ndarray | None = None
+    backend: BackendName,
+    engine: Engine,
+    vectors_LD: NDArray[np.float32],
+    *,
+    queries_ND: NDArray[np.float32] | None = None,
 ) -> ApproximateIndex:
     """Return the index with the fewest candidates that reach `TARGET_RECALL`, or else with the most.
 
     A recall below `MIN_RECALL` is a `ModelError`. Without `queries_ND` recall is measured on label vectors with noise.
     """
-    sample_ND = _noisy_sample(vectors_LD) if queries_ND is None else _sample(torch.as_tensor(queries_ND))
+    sample_ND = _noisy_sample(vectors_LD) if queries_ND is None else _sample(queries_ND)
     exact = search(sample_ND, vectors_LD, min(RECALL_AT, len(vectors_LD)))
     rows_L = np.arange(len(vectors_LD))
     recall = 0.0
@@ -195,7 +217,7 @@ def build_measured(
     )
 
 
-def measure_recall(index: Index, queries_ND: Tensor | np.ndarray, *, exact: TopK) -> float:
+def measure_recall(index: Index, queries_ND: NDArray[np.float32], *, exact: TopK) -> float:
     """Return the share of the best labels that an index finds; a label of equal score counts as found.
 
     `exact` holds what exact search finds for the same queries.
@@ -206,37 +228,40 @@ def measure_recall(index: Index, queries_ND: Tensor | np.ndarray, *, exact: TopK
     return float((found.scores >= exact.scores[:, -1:] - tolerance).mean())
 
 
-def score_pairs(queries_BD: Tensor, vectors_LD: Tensor, labels_BW: NDArray[np.int64]) -> NDArray[np.float32]:
+def score_pairs(
+    queries_BD: NDArray[np.float32], vectors_LD: NDArray[np.float32], labels_BW: NDArray[np.int64]
+) -> NDArray[np.float32]:
     """Return the inner products of each query with labels of its own; minus infinity where the label is negative.
 
-    The vectors are float32 and contiguous on a CPU. faiss, where it is installed, does this without copying the label
-    vectors, five times as fast as torch.
+    The vectors are contiguous. faiss, where it is installed, does this without copying the label vectors, several times
+    as fast.
     """
-    score = _score_with_faiss if importlib.util.find_spec("faiss") is not None else _score_with_torch
+    score = _score_with_faiss if importlib.util.find_spec("faiss") is not None else _score_gathered
     scores_BW = score(queries_BD, vectors_LD, np.maximum(labels_BW, 0))
     scores_BW[labels_BW < 0] = -np.inf
     return scores_BW
 
 
-def _score_with_faiss(queries_BD: Tensor, vectors_LD: Tensor, labels_BW: NDArray[np.int64]) -> NDArray[np.float32]:
+def _score_with_faiss(
+    queries_BD: NDArray[np.float32], vectors_LD: NDArray[np.float32], labels_BW: NDArray[np.int64]
+) -> NDArray[np.float32]:
     faiss = require("faiss", extra="ann", purpose="an approximate index")
     num_queries, num_candidates = labels_BW.shape
     scores_BW = np.empty((num_queries, num_candidates), dtype=np.float32)
-    pointers = [faiss.swig_ptr(array) for array in (scores_BW, queries_BD.numpy(), vectors_LD.numpy(), labels_BW)]
+    pointers = [faiss.swig_ptr(array) for array in (scores_BW, queries_BD, vectors_LD, labels_BW)]
     faiss.fvec_inner_products_by_idx(*pointers, vectors_LD.shape[1], num_queries, num_candidates)
     return scores_BW
 
 
-def _score_with_torch(queries_BD: Tensor, vectors_LD: Tensor, labels_BW: NDArray[np.int64]) -> NDArray[np.float32]:
-    scores_BW = torch.empty(labels_BW.shape, dtype=torch.float32)
+def _score_gathered(
+    queries_BD: NDArray[np.float32], vectors_LD: NDArray[np.float32], labels_BW: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    scores_BW = np.empty(labels_BW.shape, dtype=np.float32)
     size = max(1, _GATHERED_FLOATS // (labels_BW.shape[1] * vectors_LD.shape[1]))
     for start in range(0, len(queries_BD), size):
         part = slice(start, start + size)
-        labels = torch.from_numpy(labels_BW[part])
-        gathered_BWD = vectors_LD.index_select(0, labels.flatten()).view(*labels.shape, -1)
-        scores_BW[part] = torch.bmm(gathered_BWD, queries_BD[part].unsqueeze(2)).squeeze(2)
-    scores: NDArray[np.float32] = scores_BW.numpy()
-    return scores
+        scores_BW[part] = np.matmul(vectors_LD[labels_BW[part]], queries_BD[part, :, None])[:, :, 0]
+    return scores_BW
 
 
 def _is_stored(pairs: csr_matrix, labels_BW: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -251,15 +276,15 @@ def _is_stored(pairs: csr_matrix, labels_BW: NDArray[np.int64]) -> NDArray[np.bo
     return np.asarray((stored[places] == keys_BW) & (labels_BW >= 0), dtype=np.bool_)
 
 
-def _sample(vectors_ND: Tensor) -> Tensor:
+def _sample(vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return at most `_MAX_SAMPLED` of the vectors, evenly spread."""
     step = max(1, len(vectors_ND) // _MAX_SAMPLED)
-    return vectors_ND[::step][:_MAX_SAMPLED].to("cpu", torch.float32)
+    return np.ascontiguousarray(vectors_ND[::step][:_MAX_SAMPLED], dtype=np.float32)
 
 
-def _noisy_sample(vectors_LD: Tensor) -> Tensor:
+def _noisy_sample(vectors_LD: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return some of the label vectors with noise of a third of their length, in place of queries."""
     sample_ND = _sample(vectors_LD)
-    noise_ND = torch.randn(sample_ND.shape, generator=torch.Generator().manual_seed(0))
-    lengths_N1: Tensor = torch.linalg.vector_norm(sample_ND, dim=1, keepdim=True)
-    return sample_ND + noise_ND * lengths_N1 / (3 * math.sqrt(sample_ND.shape[1]))
+    noise_ND = np.random.default_rng(0).standard_normal(sample_ND.shape, dtype=np.float32)
+    lengths_N1: NDArray[np.float32] = np.linalg.norm(sample_ND, axis=1, keepdims=True)
+    return sample_ND + noise_ND * lengths_N1 / np.float32(3 * math.sqrt(sample_ND.shape[1]))

@@ -22,7 +22,6 @@ from dexter.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-    from torch import Tensor
 
     from dexter.types import TopK
 
@@ -49,17 +48,17 @@ class Index(Protocol):
         ...
 
     @property
-    def vectors_LD(self) -> Tensor:
+    def vectors_LD(self) -> NDArray[np.float32]:
         """The label vectors."""
         ...
 
     def search(
         self,
-        queries_ND: Tensor | np.ndarray,
+        queries_ND: NDArray[np.float32],
         k: int,
         *,
         exclude: csr_matrix | None = None,
-        ceiling: np.ndarray | None = None,
+        ceiling: NDArray[np.float32] | None = None,
     ) -> TopK:
         """Return the k best labels of each query; arguments as in `dexter.index.search`."""
         ...

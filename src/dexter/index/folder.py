@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dexter.errors import ModelError, UsageError
 from dexter.files import atomic_folder, verify_manifest, write_json
@@ -38,9 +36,9 @@ _REMEDY = "make the index anew with `dexter index`"
 
 def build(
     backend: BackendName,
-    vectors_LD: Tensor,
+    vectors_LD: NDArray[np.float32],
     *,
-    queries_ND: Tensor | np.ndarray | None = None,
+    queries_ND: NDArray[np.float32] | None = None,
     address: DatabaseAddress | None = None,
 ) -> Index:
     """Build an index over label vectors; raise where it finds too little of what exact search finds.
@@ -54,9 +52,9 @@ def build(
     """
     if backend == "exact":
         return ExactIndex(vectors_LD)
-    vectors_LD = vectors_LD.detach().to("cpu", torch.float32).contiguous()
+    vectors_LD = np.ascontiguousarray(vectors_LD, dtype=np.float32)
     started = time.perf_counter()
-    engine = engine_class(backend).build(vectors_LD.numpy(), address=address)
+    engine = engine_class(backend).build(vectors_LD, address=address)
     seconds = time.perf_counter() - started
     index = build_measured(backend, engine, vectors_LD, queries_ND=queries_ND)
     log.info(
@@ -105,7 +103,7 @@ class StoredIndex:
     engine: Engine | None
     """None for exact search."""
 
-    def over(self, vectors_LD: Tensor, *, stamp: Stamp) -> Index:
+    def over(self, vectors_LD: NDArray[np.float32], *, stamp: Stamp) -> Index:
         """Return the index over the label vectors of a model as they are now.
 
         Labels that were added since the index was built are searched exactly; removed ones are left out.
@@ -124,13 +122,13 @@ class StoredIndex:
         return ApproximateIndex(
             backend=self.backend,
             engine=self.engine,
-            vectors_LD=vectors_LD.detach().to("cpu", torch.float32).contiguous(),
+            vectors_LD=np.ascontiguousarray(vectors_LD, dtype=np.float32),
             rows_L=rows_L,
             depth=self.depth,
             recall=self.recall,
         )
 
-    def _check_stamp(self, vectors_LD: Tensor, stamp: Stamp) -> None:
+    def _check_stamp(self, vectors_LD: NDArray[np.float32], stamp: Stamp) -> None:
         """Raise unless the index was built from vectors of this encoder and head."""
         remedy = f"{_REMEDY}, or search without it: --index exact"
         if self.stamp.fingerprint != stamp.fingerprint:

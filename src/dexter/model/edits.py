@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 
 from dexter.errors import ModelError, UsageError
 from dexter.index import Index
@@ -232,7 +231,7 @@ class LiveModel:
 def encode_change(model: Model, change: LabelChange, *, version: int = 1) -> list[ChangedLabel]:
     """Encode the new texts of a change; `version` is the version of the labels that it leads to."""
     encoded = [*(() if change.keep_vectors else change.rename), *change.add]
-    vectors = iter(model.encode_labels([text for _, text in encoded]).cpu().numpy())
+    vectors = iter(model.encode_labels([text for _, text in encoded]))
     priors = model.priors_for_new_labels()
     added = {label_id for label_id, _ in change.add}
     return [
@@ -269,7 +268,7 @@ def apply_changes(model: Model, changed: Sequence[ChangedLabel], *, since: int =
         model = model.rename_labels(
             {int(row): label.text or "" for row, label in zip(rows, renamed, strict=True)},
             {
-                int(row): torch.tensor(label.representation_D)
+                int(row): label.representation_D
                 for row, label in zip(rows, renamed, strict=True)
                 if label.representation_D is not None
             },
@@ -279,8 +278,8 @@ def apply_changes(model: Model, changed: Sequence[ChangedLabel], *, since: int =
         model = model.append_labels(
             [label.id for label in new],
             [label.text or "" for label in new],
-            representations_ND=torch.from_numpy(np.stack(vectors)),
-            priors_NP=torch.tensor([label.priors for label in new], dtype=torch.float32),
+            representations_ND=np.stack(vectors),
+            priors_NP=np.array([label.priors for label in new], dtype=np.float32),
         )
     return model
 

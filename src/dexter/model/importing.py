@@ -7,10 +7,8 @@ from pathlib import Path
 
 from dexter.config import LossConfig
 from dexter.data import Dataset
-from dexter.encoders import embed
-from dexter.encoders.folder import read_settings
-from dexter.encoders.heads import DualHead
-from dexter.encoders.packing import Pooling
+from dexter.encoders.folder import Pooling, read_settings
+from dexter.encoders.head_arrays import DualArrays
 from dexter.encoders.pretrained import locate
 from dexter.encoders.transformer import MAX_LENGTH_QUERY, TransformerEncoder
 from dexter.errors import UsageError
@@ -71,11 +69,9 @@ def import_encoder(
     )
     model = Model(
         encoder=encoder,
-        head=DualHead(temperature=LossConfig().temperature).eval(),
+        head=DualArrays(temperature=LossConfig().temperature),
         labels=Labels(dataset.label_ids, dataset.label_texts, dataset.label_counts),
-        representations_LD=embed(
-            encoder, encoder.tokenize(dataset.label_texts, side="label"), device=device, progress=False
-        ),
+        representations_LD=encoder.embed(encoder.tokenize(dataset.label_texts, side="label")),
         facts={"imported": str(source), "data": dataset.name, "text_fields": dataset.text_fields},
     )
     model.save(out / "model")

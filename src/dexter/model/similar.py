@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+from numpy.typing import NDArray
 
+from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import UsageError
 from dexter.index import search
 
@@ -95,9 +96,9 @@ def find_duplicates(model: Model, changed: Sequence[tuple[str, str]]) -> list[Du
 
 def _similar_labels(
     texts: Sequence[str],
-    embeddings_ND: Tensor,
+    embeddings_ND: NDArray[np.float32],
     labels: Labels,
-    label_embeddings_LD: Tensor,
+    label_embeddings_LD: NDArray[np.float32],
     k: int,
     *,
     by_embedding: bool = True,
@@ -110,9 +111,7 @@ def _similar_labels(
         raise UsageError(f"k must be 1 or more, got {k}")
     nearest: list[dict[int, float]] = [{} for _ in texts]
     if by_embedding:
-        directions_ND, directions_LD = (
-            functional.normalize(vectors, dim=1) for vectors in (embeddings_ND, label_embeddings_LD)
-        )
+        directions_ND, directions_LD = (unit_rows(vectors) for vectors in (embeddings_ND, label_embeddings_LD))
         top = search(directions_ND, directions_LD, min(k, len(directions_LD)))
         nearest = [dict(zip(*row, strict=True)) for row in zip(top.ids.tolist(), top.scores.tolist(), strict=True)]
     same = _rows_by_text(texts, labels)
@@ -121,7 +120,7 @@ def _similar_labels(
         twins = same[normal_text(text)][:k]
         missing = [row for row in twins if row not in near]
         if missing:
-            cosines = functional.cosine_similarity(vector_D, label_embeddings_LD[missing]).tolist()
+            cosines = (unit_rows(label_embeddings_LD[missing]) @ unit_rows(vector_D[None])[0]).tolist()
             near |= zip(missing, cosines, strict=True)
         # Labels of equal text come first whatever their embeddings: the reader wants to see those.
         order = sorted(near, key=lambda row: (row not in twins, -near[row], row))[:k]

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
-from torch import Tensor
-from torch.nn import functional
 
+from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import ModelError
-from dexter.index.exact import search
+from dexter.index import ExactIndex, search
+from dexter.tensor_files import read_tensors, write_tensors
 from dexter.types import TopK
 
 TRAINING_QUERIES_FILE = "training_queries.safetensors"
@@ -52,8 +52,9 @@ class PackedTexts:
 class TrainingQueries:
     """The kept training queries of a model, one row each."""
 
-    vectors_MD: Tensor
-    """Representations of length one, rounded to half precision, in which they are stored."""
+    index: ExactIndex
+    """Finds the nearest; its vectors are representations of length one, rounded to half precision, in which they are
+    stored."""
     relevance: csr_matrix
     """Training queries x labels of the model; 1 where the query has the label."""
     uids: PackedTexts
@@ -61,20 +62,26 @@ class TrainingQueries:
 
     @classmethod
     def of(
-        cls, representations_MD: Tensor, relevance: csr_matrix, uids: Sequence[str], texts: Sequence[str]
+        cls,
+        representations_MD: NDArray[np.float32],
+        relevance: csr_matrix,
+        uids: Sequence[str],
+        texts: Sequence[str],
+        *,
+        device: str = "cpu",
     ) -> TrainingQueries:
-        """Keep queries, given their representations, labels (queries x labels), ids and texts."""
+        """Keep queries, given their representations, labels (queries x labels), ids and texts; `device` searches."""
         ones = csr_matrix(relevance, dtype=np.float32, copy=True)
         ones.data[:] = 1.0
         return cls(
-            vectors_MD=functional.normalize(representations_MD, dim=1).half().float(),
+            index=ExactIndex(unit_rows(representations_MD).astype(np.float16).astype(np.float32), device),
             relevance=ones,
             uids=PackedTexts.of(uids),
             texts=PackedTexts.of(texts),
         )
 
     def __len__(self) -> int:
-        return len(self.vectors_MD)
+        return len(self.index.vectors_LD)
 
     def select_labels(self, labels: NDArray[np.int64]) -> TrainingQueries:
         """Return the queries with only some of the labels, in the order given."""
@@ -88,15 +95,15 @@ class TrainingQueries:
         )
         return replace(self, relevance=wider)
 
-    def nearest(self, representations_ND: Tensor, k: int, *, label: int | None = None) -> TopK:
+    def nearest(self, representations_ND: NDArray[np.float32], k: int, *, label: int | None = None) -> TopK:
         """Find the k most similar training queries of each text and their cosines; only those with `label` if given."""
-        directions_ND = functional.normalize(representations_ND, dim=1)
+        directions_ND = unit_rows(representations_ND)
         if label is None:
-            return search(directions_ND, self.vectors_MD, min(k, len(self)))
+            return self.index.search(directions_ND, min(k, len(self)))
         having = self.relevance[:, [label]].nonzero()[0].astype(np.int64)
         if not len(having):
             return TopK(np.empty((len(directions_ND), 0), np.int64), np.empty((len(directions_ND), 0), np.float32))
-        found = search(directions_ND, self.vectors_MD[torch.from_numpy(having)], min(k, len(having)))
+        found = search(directions_ND, self.index.vectors_LD[having], min(k, len(having)))
         return TopK(having[found.ids], found.scores)
 
     def labels_of(self, row: int) -> NDArray[np.integer]:
@@ -106,9 +113,7 @@ class TrainingQueries:
 
     def save(self, folder: Path) -> None:
         """Write the queries as one file of a model folder."""
-        from safetensors.torch import save_file
-
-        arrays = {
+        arrays: dict[str, NDArray[Any]] = {
             "label_ends": self.relevance.indptr[1:].astype(np.int64),
             "labels": self.relevance.indices.astype(np.int32),
             "uid_ends": self.uids.ends,
@@ -116,36 +121,30 @@ class TrainingQueries:
             "text_ends": self.texts.ends,
             "texts": self.texts.content,
         }
-        tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-        save_file(tensors | {"vectors": self.vectors_MD.half().cpu().contiguous()}, folder / TRAINING_QUERIES_FILE)
+        vectors_MD = self.index.vectors_LD.astype(np.float16)
+        write_tensors(folder / TRAINING_QUERIES_FILE, arrays | {"vectors": vectors_MD})
 
     @classmethod
     def load(cls, folder: Path, *, num_labels: int, dimension: int, device: str) -> TrainingQueries | None:
         """Read the queries of a model folder; None where it has none."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         path = folder / TRAINING_QUERIES_FILE
         if not path.exists():
             return None
+        arrays = read_tensors(path)
         try:
-            tensors = load_file(path)
-            vectors = tensors.pop("vectors")
-            arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+            vectors_MD = arrays["vectors"]
             ends = np.concatenate([[0], arrays["label_ends"]])
-            relevance = csr_matrix(
-                (np.ones(len(arrays["labels"]), np.float32), arrays["labels"], ends), shape=(len(vectors), num_labels)
-            )
+            ones = np.ones(len(arrays["labels"]), np.float32)
+            relevance = csr_matrix((ones, arrays["labels"], ends), shape=(len(vectors_MD), num_labels))
             relevance.check_format(full_check=True)
             uids, texts = (
                 PackedTexts(arrays["uids"], arrays["uid_ends"]),
                 PackedTexts(arrays["texts"], arrays["text_ends"]),
             )
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             raise ModelError(
                 f"{path}: not the training queries of this model ({error}): restore the folder from a copy"
             ) from None
-        fits = vectors.shape == (len(uids), dimension) and len(uids) == len(texts) > 0
-        if not (fits and torch.isfinite(vectors.sum(dtype=torch.float32))):
+        if not (vectors_MD.shape == (len(uids), dimension) and len(uids) == len(texts) > 0):
             raise ModelError(f"{path}: not the training queries of this model: restore the folder from a copy")
-        return cls(vectors_MD=vectors.to(device).float(), relevance=relevance, uids=uids, texts=texts)
+        return cls(index=ExactIndex(vectors_MD.astype(np.float32), device), relevance=relevance, uids=uids, texts=texts)

@@ -26,7 +26,7 @@ from dexter.errors import UsageError
 from dexter.training.optimizers import MAX_SPARSE_SHARE
 
 if TYPE_CHECKING:
-    from dexter.encoders import TextEncoder
+    from dexter.encoders import TrainableEncoder
 
 SAMPLE_TEXTS = 1_024
 WORD_PIECES = 30_522
@@ -341,7 +341,7 @@ def shape_from_config(config: EncoderConfig, *, table_rows: int = 0) -> EncoderS
     if config.pretrained in _TRANSFORMERS:
         return _transformer(**_TRANSFORMERS[config.pretrained], dimension=config.dimension)
     if Path(config.pretrained).is_dir():
-        from dexter.encoders.folder import read_object
+        from dexter.files import read_object
 
         settings = read_object(Path(config.pretrained) / "config.json")
         return _transformer(
@@ -353,7 +353,7 @@ def shape_from_config(config: EncoderConfig, *, table_rows: int = 0) -> EncoderS
     )
 
 
-def shape_of(encoder: TextEncoder) -> EncoderShape:
+def shape_of(encoder: TrainableEncoder) -> EncoderShape:
     """The shape of an encoder that exists."""
     from dexter.encoders.static import StaticEncoder
 

@@ -16,10 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from dexter.errors import UsageError
 from dexter.model.model import Model
@@ -64,7 +62,7 @@ DEFAULT_VOTES = VoteSettings(neighbours=20, temperature=0.06, weight=4.0)
 
 
 def find_neighbours(
-    model: Model, representations_ND: Tensor, k: int, *, label: int | None = None
+    model: Model, representations_ND: NDArray[np.float32], k: int, *, label: int | None = None
 ) -> list[list[Neighbour]]:
     """Find the k training queries most similar to each text, best first; with `label` (a row) only those that have it.
 
@@ -111,8 +109,8 @@ def count_votes(training_queries: TrainingQueries, nearest: TopK, temperature: f
 def add_votes(
     found: TopK,
     votes: csr_matrix,
-    queries_ND: Tensor,
-    labels_LD: Tensor,
+    queries_ND: NDArray[np.float32],
+    labels_LD: NDArray[np.float32],
     *,
     scale: float,
     exclude: csr_matrix | None = None,
@@ -168,16 +166,15 @@ def _pair_keys(pairs: csr_matrix) -> NDArray[np.int64]:
     return rows * pairs.shape[1] + pairs.indices
 
 
-def _score_pairs(pairs: NDArray[np.int64], queries_ND: Tensor, labels_LD: Tensor) -> NDArray[np.float32]:
+def _score_pairs(
+    pairs: NDArray[np.int64], queries_ND: NDArray[np.float32], labels_LD: NDArray[np.float32]
+) -> NDArray[np.float32]:
     """Compute the inner products of some pairs of text and label, a bounded number at a time."""
     rows, labels = np.divmod(pairs, len(labels_LD))
-    queries_ND = queries_ND.to(labels_LD)
     scores = np.empty(len(rows), dtype=np.float32)
     for start in range(0, len(rows), _PAIRS):
         part = slice(start, start + _PAIRS)
-        left, right = (torch.from_numpy(places[part]).to(labels_LD.device) for places in (rows, labels))
-        products = (queries_ND[left] * labels_LD[right]).sum(dim=1)
-        scores[part] = products.cpu().numpy()
+        scores[part] = np.einsum("pd,pd->p", queries_ND[rows[part]], labels_LD[labels[part]])
     return scores
 
 

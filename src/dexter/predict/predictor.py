@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dexter.data.own_labels import OwnLabelFinder, OwnLabels
-from dexter.errors import UsageError
+from dexter.errors import UsageError, require
 from dexter.index import Index
 from dexter.model.edits import ChangeResult, LabelChange, LiveModel
 from dexter.model.labels import LabelPage, Labels
@@ -146,7 +145,7 @@ class Predictor:
             neighbours: whether the nearest training queries vote for their labels; None: as tuned.
             dial: weight of the label prior, from 0 (rare labels up) to 1 (common labels up); None: as tuned, else as
                 trained. A model without a learned prior was trained at 0, and uses the labels' log frequency above it.
-            device: where to compute.
+            device: where labels are searched, and where a transformer encodes.
             persistent: whether label changes are also written to the folder, or live in this predictor only.
             index: "exact" to score every label; None: the run's index where it has one.
             runtime: "onnx" encodes queries on a CPU with what `dexter export` made.
@@ -420,9 +419,8 @@ class Predictor:
         """Embed texts as queries or as labels. Inner products of both are the encoder's scores without priors."""
         model = self.model
         tokens = model.encoder.tokenize(texts, side=side)
-        with torch.inference_mode():
-            vectors_ND = model.head.vectors(model.encode_tokens(tokens, side=side))
-        return [EmbeddedText(*each) for each in zip(vectors_ND.cpu().numpy(), tokens.lengths.tolist(), strict=True)]
+        vectors_ND = model.head.vectors(model.encode_tokens(tokens, side=side))
+        return [EmbeddedText(*each) for each in zip(vectors_ND, tokens.lengths.tolist(), strict=True)]
 
     def sample_training_texts(self, count: int) -> list[str]:
         """Return about `count` training queries at equal distances; none if they were not kept."""
@@ -431,7 +429,7 @@ class Predictor:
 
     def label_embeddings(self) -> NDArray[np.float32]:
         """Return the embeddings of all labels, without priors, as labels x dimensions."""
-        return self.model.label_embeddings().cpu().numpy()
+        return self.model.label_embeddings()
 
     def _own_pairs(self, labels: Labels, texts: Sequence[str], ids: Sequence[str | None] | None) -> csr_matrix | None:
         """Return the own labels of texts, texts x labels; None where they are not left out."""
@@ -482,6 +480,7 @@ def _load_model(folder: Path, *, device: str, runtime: Runtime) -> Model:
     model = Model.load(folder, device=device)
     if runtime == "torch":
         return model
+    require("torch", extra="train", purpose="runtime onnx")
     from dexter.encoders.onnx import check_exportable, export_folder, open_export
 
     encoder = check_exportable(model.encoder)

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from dexter.errors import UsageError
 from dexter.index import Index, search
@@ -50,7 +48,7 @@ class RankingChoice:
 def rank(
     model: Model,
     index: Index,
-    representations_ND: Tensor,
+    representations_ND: NDArray[np.float32],
     choice: RankingChoice,
     k: int,
     *,
@@ -99,7 +97,12 @@ def rank(
 
 
 def search_among(
-    queries_ND: Tensor, labels_LD: Tensor, rows: NDArray[np.int64], k: int, *, exclude: csr_matrix | None = None
+    queries_ND: NDArray[np.float32],
+    labels_LD: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    k: int,
+    *,
+    exclude: csr_matrix | None = None,
 ) -> TopK:
     """Return the k best of the labels in some rows (ascending), by scoring each of them, a bounded number at a time."""
     parts = []
@@ -107,7 +110,7 @@ def search_among(
         part = rows[start : start + _LABELS_AT_A_TIME]
         found = search(
             queries_ND,
-            labels_LD[torch.from_numpy(part).to(labels_LD.device)],
+            labels_LD[part],
             min(k, len(part)),
             exclude=None if exclude is None else exclude[:, part],
         )
@@ -126,13 +129,13 @@ def _add_to_all_rows(pairs: csr_matrix | None, columns: NDArray[np.int64], shape
 
 
 def score_parts(
-    model: Model, index: Index, representations_ND: Tensor, choice: RankingChoice, labels: list[int]
+    model: Model, index: Index, representations_ND: NDArray[np.float32], choice: RankingChoice, labels: list[int]
 ) -> Mapping[str, NDArray[np.float32]]:
     """Split the scores of some labels into named parts, each texts x labels, that add up to what `rank` gives."""
     labels_KD = index.vectors_LD[labels]
     queries_ND = model.search_vectors(representations_ND, head=choice.head, dial=choice.dial)
     parts = {
-        name: (queries_ND[:, elements] @ labels_KD[:, elements].T).cpu().numpy()
+        name: queries_ND[:, elements] @ labels_KD[:, elements].T
         for name, elements in model.score_slices(head=choice.head, dial=choice.dial).items()
     }
     if choice.votes is not None:
@@ -142,7 +145,7 @@ def score_parts(
 
 
 def _count_votes(
-    model: Model, representations_ND: Tensor, votes: VoteSettings, nearest: TopK | None = None
+    model: Model, representations_ND: NDArray[np.float32], votes: VoteSettings, nearest: TopK | None = None
 ) -> csr_matrix:
     kept = kept_queries(model)
     if nearest is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from numpy.typing import NDArray
 
 from dexter.index import (
     DatabaseAddress,
@@ -64,7 +64,7 @@ class RunIndex:
     fingerprint: str
     """Fingerprint of the model's encoder."""
 
-    def over(self, labels: Labels, vectors_LD: Tensor, *, head: HeadName) -> Index:
+    def over(self, labels: Labels, vectors_LD: NDArray[np.float32], *, head: HeadName) -> Index:
         """Return the index over the given labels; an exact one where it was made for another head."""
         stored, made = self.stored, self.stored.stamp
         if self.fingerprint == made.fingerprint and (head, vectors_LD.shape[1]) != (made.head, stored.dimension):
@@ -131,7 +131,9 @@ def index_labels(model: Model, *, head: HeadName, run_index: RunIndex | None, di
     The run's index serves every dial of a model with a learned prior; for others a dial above 0 makes other vectors.
     """
     vectors_LD = model.label_vectors(head=head, dial=dial)
-    return ExactIndex(vectors_LD) if run_index is None else run_index.over(model.labels, vectors_LD, head=head)
+    if run_index is None:
+        return ExactIndex(vectors_LD, model.device)
+    return run_index.over(model.labels, vectors_LD, head=head)
 
 
 def index_folder(folder: Path) -> Path:

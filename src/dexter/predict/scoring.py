@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dexter.encoders.folder import read_object
 from dexter.errors import ModelError
-from dexter.files import write_json
+from dexter.files import read_object, write_json
 from dexter.model.model import Model
 from dexter.predict.calibration import Calibration
 from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings

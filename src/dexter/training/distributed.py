@@ -32,11 +32,10 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from dexter.data.tokens import Tokens
-from dexter.encoders import embed
 from dexter.errors import ModelError, ResourceError, UsageError
 from dexter.model.labels import Labels
 from dexter.model.model import Model
-from dexter.processes import LabelShard, Launch, SingleProcess, read_launch
+from dexter.processes import LabelShard, Launch, SingleProcess, concatenate_arrays, read_launch
 from dexter.training.optimizers import Part
 from dexter.training.rows import sum_by_row
 from dexter.types import HeadName
@@ -496,11 +495,12 @@ def check_weights_agree(processes: ProcessGroup, *modules: nn.Module) -> None:
         )
 
 
-def query_vectors(processes: ProcessGroup, model: Model, tokens: Tokens, *, head: HeadName | None = None) -> Tensor:
+def query_vectors(
+    processes: ProcessGroup, model: Model, tokens: Tokens, *, head: HeadName | None = None
+) -> NDArray[np.float32]:
     """Embed the queries, each rank a part of them, and return the vectors of all on every rank."""
-    device = model.representations_LD.device
-    own = embed(model.encoder, tokens.part(processes.part(len(tokens))), device=device)
-    return processes.concatenate(model.search_vectors(own, head=head))
+    own_ND = model.encode_tokens(tokens.part(processes.part(len(tokens))), side="query")
+    return concatenate_arrays(processes, model.search_vectors(own_ND, head=head))
 
 
 def whole_model(
@@ -519,20 +519,21 @@ def whole_model(
     shards = [LabelShard.of(text_of_label, rank=rank, size=processes.size) for rank in range(processes.size)]
     order = np.concatenate([shard.labels for shard in shards])
     biases = [_in_order(processes, bias, order) for bias in model.prior_biases()]
-    table = None if model.classifier is None else _in_order(processes, model.classifier.table.weight, order)
+    table_LC = None if model.classifier is None else _in_order(processes, model.classifier.table_LC, order)
     representations = _in_order(processes, model.representations_LD, order)
     if not processes.is_first:
         return None
-    rows = None if model.classifier is None or table is None else model.classifier.table.with_rows(table)
-    return replace(model.with_labels(labels, representations, biases=biases, table=rows), processes=SingleProcess())
+    whole = model.with_labels(labels, representations, biases=biases, table_LC=table_LC)
+    return replace(whole, processes=SingleProcess())
 
 
-def _in_order(processes: ProcessGroup, rows: Tensor, order: NDArray[np.int64]) -> Tensor:
+def _in_order(processes: ProcessGroup, rows: NDArray[Any], order: NDArray[np.int64]) -> NDArray[Any]:
     """The rows of all ranks in the order of their labels, on the first rank; no rows on the others."""
-    parts = processes.collect(rows)
+    # Collectives know no uint16, in which the bits of bfloat16 are.
+    plain = rows.view(np.int16) if rows.dtype == np.uint16 else rows
+    parts = [part.numpy().view(rows.dtype) for part in processes.collect(torch.from_numpy(plain))]
     if not parts:
-        return rows.new_empty(0, *rows.shape[1:])
-    joined = torch.cat(parts)
-    ordered = torch.empty_like(joined)
-    ordered[torch.from_numpy(order)] = joined
+        return rows[:0]
+    ordered = np.empty((len(order), *rows.shape[1:]), dtype=rows.dtype)
+    ordered[order] = np.concatenate(parts)
     return ordered

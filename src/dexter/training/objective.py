@@ -23,7 +23,7 @@ from dexter.processes import LabelShard
 from dexter.training.distributed import ProcessGroup
 
 if TYPE_CHECKING:
-    from dexter.encoders import TextEncoder
+    from dexter.encoders import TrainableEncoder
 
 _MEGABYTE = 2**20
 
@@ -126,7 +126,7 @@ class Objective(nn.Module):
 
 def build_objective(
     config: Config,
-    encoder: TextEncoder,
+    encoder: TrainableEncoder,
     label_counts: NDArray[np.int64],
     *,
     query_tokens: Tokens,

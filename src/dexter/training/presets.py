@@ -9,7 +9,6 @@ from dataclasses import replace
 from dexter.config import CORRECTED_LOSSES, BatchConfig, Config, ValidationConfig
 from dexter.data import Dataset
 from dexter.errors import UsageError
-from dexter.training.precision import check_precision
 
 _STATIC_RATE = 5e-3
 _TRANSFORMER_RATE = 5e-5
@@ -36,6 +35,8 @@ def resolve_presets(config: Config, dataset: Dataset, *, num_processes: int = 1)
     resolved = resolve_counts(
         config, num_queries=len(dataset.train), num_labels=dataset.num_labels, num_processes=num_processes
     )
+    from dexter.training.precision import check_precision
+
     check_precision(resolved.train.precision, resolved.train.device)
     return resolved
 

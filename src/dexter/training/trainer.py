@@ -26,7 +26,7 @@ from dexter.encoders.static import StaticEncoder
 from dexter.encoders.transformer import TransformerEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
-from dexter.index import search_shards
+from dexter.index import place, search_shards
 from dexter.metrics import overfetch, remove_filtered, score
 from dexter.model.labels import Labels
 from dexter.model.model import Model
@@ -305,7 +305,7 @@ class Trainer:
         with self.watch("embed"):
             model = self._model()
             queries = query_vectors(self.processes, model, self.query_tokens, head="encoder")
-            labels = model.label_vectors(head="encoder")
+            labels = place(model.label_vectors(head="encoder"), self.device)
         self.sampler.refresh(self.step, queries, labels, shard=self.shard, processes=self.processes, watch=self.watch)
 
     def _encoder_input(self, tokens: Tokens, rows: NDArray[np.int64]) -> EncoderInput:
@@ -421,7 +421,7 @@ class Trainer:
         extra = overfetch(split.filtered) if split.filtered is not None else 0
         found = search_shards(
             query_vectors(self.processes, model, tokens),
-            model.label_vectors(),
+            place(model.label_vectors(), self.device),
             min(max(ks) + extra, split.num_labels),
             label_ids=self.shard.labels,
             processes=self.processes,
@@ -480,7 +480,7 @@ class Trainer:
 
     def _model(self) -> Model:
         """The current model, with every label of this process encoded."""
-        texts_UD = embed(self.encoder, self.label_tokens, device=self.device)
+        texts_UD = embed(self.encoder, self.label_tokens)
         facts = {
             "recipe": self.config.recipe,
             "data": self.dataset.name,
@@ -490,15 +490,16 @@ class Trainer:
             "step": self.step,
             "train_queries": len(self.train_split),
         }
-        self.objective.eval()
+        classifier, representations_LD = self.objective.classifier, spread(texts_UD, self.shard.text_of_label)
         return Model(
             encoder=self.encoder,
-            head=self.objective.dual,
-            classifier=self.objective.classifier,
+            head=self.objective.dual.arrays(),
+            classifier=None if classifier is None else classifier.arrays(),
             labels=self.labels if self.shard.is_all else self.labels.select(self.shard.labels),
-            representations_LD=spread(texts_UD, self.shard.text_of_label),
+            representations_LD=representations_LD.numpy(),
             facts=facts,
             processes=self.processes,
+            device=self.device,
         )
 
 

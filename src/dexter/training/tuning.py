@@ -10,13 +10,13 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from dexter.config import MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset, Split
@@ -66,7 +66,8 @@ def keep_training_queries(model: Model, train: Split, tokens: Tokens, config: Co
         if maximum:
             log.info("no training queries are kept: there are %d, scoring.neighbours is %d", len(train), maximum)
         return None
-    return TrainingQueries.of(model.encode_tokens(tokens, side="query"), train.relevance, train.uids, train.texts)
+    vectors_ND = model.encode_tokens(tokens, side="query")
+    return TrainingQueries.of(vectors_ND, train.relevance, train.uids, train.texts, device=model.device)
 
 
 def choose_scoring(
@@ -176,7 +177,7 @@ class Trial:
             vectors_LD = self.model.label_vectors(head=choice.head, dial=choice.dial)
             if sum(index.vectors_LD.nbytes for index in self._indexes.values()) + vectors_LD.nbytes > _KEPT_BYTES:
                 self._indexes.clear()
-            self._indexes[key] = _RepeatedSearch(vectors_LD, self._found[key])
+            self._indexes[key] = _RepeatedSearch(vectors_LD, self.model.device, found=self._found[key])
         return self._indexes[key]
 
     def _better(self, first: RankingChoice, second: RankingChoice) -> RankingChoice:
@@ -195,16 +196,16 @@ class Trial:
 class _RepeatedSearch(ExactIndex):
     """Exact search for queries that are always the same: it searches once, for as many places as are ever asked."""
 
-    found: list[TopK]
+    found: list[TopK] = field(default_factory=list)
     """What was found before, also by an earlier index of the same labels; empty before the first search."""
 
     def search(
         self,
-        queries_ND: Tensor | np.ndarray,
+        queries_ND: NDArray[np.float32],
         k: int,
         *,
         exclude: csr_matrix | None = None,
-        ceiling: np.ndarray | None = None,
+        ceiling: NDArray[np.float32] | None = None,
     ) -> TopK:
         """Return the first k of the labels found before, or search."""
         if not self.found:

@@ -1,0 +1,242 @@
+"""The static encoder in use: token ids, a table of token vectors and a weighted mean, on arrays; and its folder.
+
+    embedding = normalize( sum over tokens t of exp(token_weight[t] + position_weight[bucket]) * table[t] )
+
+Hashed n-grams are more rows of the same table. A feature is a pair (row of the table, position bucket), packed into one
+integer, so that a text is a list of ids. `dexter.encoders.static` trains one; nothing here needs torch.
+
+Shapes: N texts, T features of all texts end to end, R rows of the table, D dimensions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dexter.data.tokens import LimitedTokenizer, Tokens
+from dexter.encoders.folder import ENCODER_FILE, write_static_folder
+from dexter.encoders.head_arrays import unit_rows
+from dexter.errors import ModelError
+from dexter.files import read_object, write_json
+from dexter.tensor_files import read_tensors, write_tensors
+from dexter.types import Side
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+UNKNOWN = "[UNK]"
+NUM_POSITIONS = 16
+"""Position buckets, two per doubling; the last one is for label texts, whose tokens have equal weight."""
+LABEL_BUCKET = NUM_POSITIONS - 1
+_CHARACTERS_PER_TOKEN = 24
+_WEIGHTS_FILE = "static.safetensors"
+_TOKENIZER_FILE = "static_tokenizer.json"
+_TINY = 1e-12
+_NO_LABELS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticSettings:
+    """Settings that a saved static encoder needs beside its weights."""
+
+    normalize: bool = True
+    max_length_query: int = 192
+    max_length_label: int = 32
+    ngrams: int = 1
+    ngram_buckets: int = 0
+    """Number of rows of the table that hashed n-grams share."""
+    positions: bool = True
+    token_dropout: float = 0.0
+
+
+class StaticTokenizer:
+    """Turns texts into features.
+
+    Args:
+        tokenizer: without padding and truncation.
+        settings: lengths, n-grams.
+        num_rows: of the table.
+        known_labels: hashes of the label texts that have a row of their own, ascending; these rows are the last of the
+            table.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        settings: StaticSettings,
+        *,
+        num_rows: int,
+        known_labels: NDArray[np.int64] = _NO_LABELS,
+    ) -> None:
+        self.tokenizer, self.settings, self.num_rows, self.known_labels = tokenizer, settings, num_rows, known_labels
+        lengths: dict[Side, int] = {"query": settings.max_length_query, "label": settings.max_length_label}
+        self._limited: dict[Side, LimitedTokenizer] = {
+            side: LimitedTokenizer(tokenizer, max_length=length, max_characters=length * _CHARACTERS_PER_TOKEN)
+            for side, length in lengths.items()
+        }
+        self._unknown = tokenizer.token_to_id(UNKNOWN)
+
+    def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
+        """Turn texts into ragged features; those of labels all have the same position bucket."""
+        tokens = self._limited[side].tokenize(texts, progress=progress)
+        rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
+        ids = tokens.ids.astype(np.int64)
+        positions = np.arange(len(ids)) - tokens.offsets[rows]
+        features = ids + _buckets(positions, side) * self.num_rows
+        features, rows = self._add_ngrams(ids, rows, positions, features, side)
+        if side == "label" and len(self.known_labels):
+            features, rows = self._add_label_rows(features, rows, texts)
+        keep = features % self.num_rows != self._unknown
+        features, rows = features[keep], rows[keep]
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(tokens)))]).astype(np.int64)
+        return Tokens(ids=features, offsets=offsets)
+
+    def _add_ngrams(
+        self,
+        ids: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        features: NDArray[np.int64],
+        side: Side,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Add hashed n-grams, each with the position of its first token."""
+        parts, owners = [features], [rows]
+        first_row = self.num_rows - self.settings.ngram_buckets - len(self.known_labels)
+        hashed = ids.astype(np.uint64)
+        for length in range(2, self.settings.ngrams + 1):
+            hashed = hashed[:-1] * np.uint64(0x9E3779B97F4A7C15) + ids[length - 1 :].astype(np.uint64) + np.uint64(1)
+            inside = np.flatnonzero(rows[: len(hashed)] == rows[length - 1 :])
+            bucket = (hashed[inside] >> np.uint64(20)) % np.uint64(self.settings.ngram_buckets)
+            parts.append(first_row + bucket.astype(np.int64) + _buckets(positions[inside], side) * self.num_rows)
+            owners.append(rows[inside])
+        return _merge(parts, owners)
+
+    def _add_label_rows(
+        self, features: NDArray[np.int64], rows: NDArray[np.int64], texts: Sequence[str]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Add to each label text that was known when the encoder was built the feature of its own row."""
+        known, hashes = self.known_labels, hash_texts(texts)
+        places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+        found = np.flatnonzero(known[places] == hashes)
+        own = self.num_rows - len(known) + places[found]
+        return _merge([features, own + LABEL_BUCKET * self.num_rows], [rows, found])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StaticArrays:
+    """A static encoder that only encodes."""
+
+    tokens: StaticTokenizer
+    table_RD: NDArray[np.float32]
+    token_weights_R: NDArray[np.float32]
+    """Logarithms of the weights."""
+    position_weights: NDArray[np.float32]
+
+    @property
+    def dimension(self) -> int:
+        """Size of a vector."""
+        return int(self.table_RD.shape[1])
+
+    def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
+        """Turn texts into ragged features."""
+        return self.tokens.tokenize(texts, side=side, progress=progress)
+
+    def embed(self, tokens: Tokens) -> NDArray[np.float32]:
+        """Embed texts given as features: [N, D]. A text without any known token gives the zero vector."""
+        rows_T, weights_T = tokens.ids % self.tokens.num_rows, self._weights(tokens.ids)
+        if len(tokens) == 1:
+            sums_ND = (weights_T @ self.table_RD[rows_T])[None]
+        else:
+            # Imported here because one text does not need it, and it takes a while.
+            from scipy.sparse import csr_matrix
+
+            weights = csr_matrix((weights_T, rows_T, tokens.offsets), shape=(len(tokens), len(self.table_RD)))
+            sums_ND = weights @ self.table_RD
+        if self.tokens.settings.normalize:
+            return unit_rows(sums_ND)
+        owners_T = np.repeat(np.arange(len(tokens)), tokens.lengths)
+        totals_N = np.bincount(owners_T, weights=weights_T, minlength=len(tokens))
+        return np.asarray(sums_ND / np.maximum(totals_N, _TINY)[:, None], dtype=np.float32)
+
+    def save(self, folder: Path) -> None:
+        """Write the encoder, and a sentence-transformers folder beside it if that format can express it exactly."""
+        folder.mkdir(parents=True, exist_ok=True)
+        settings, tokenizer = self.tokens.settings, self.tokens.tokenizer
+        arrays: dict[str, NDArray[Any]] = {
+            "known_labels": self.tokens.known_labels,
+            "position_weights": self.position_weights,
+            "table": self.table_RD,
+            "token_weights": self.token_weights_R,
+        }
+        write_tensors(folder / _WEIGHTS_FILE, arrays)
+        tokenizer.save(str(folder / _TOKENIZER_FILE))
+        write_json(folder / ENCODER_FILE, {"kind": "static", **asdict(settings)})
+        # Without positions, n-grams and label rows it is a mean of fixed token vectors.
+        extras = settings.positions or settings.ngram_buckets or len(self.tokens.known_labels)
+        if settings.normalize and not extras:
+            folded_RD = self.table_RD * np.exp(self.token_weights_R)[:, None]
+            folded_RD[tokenizer.token_to_id(UNKNOWN)] = 0
+            write_static_folder(folder, table_RD=folded_RD, tokenizer=tokenizer, normalize=True)
+
+    @classmethod
+    def load(cls, folder: Path) -> StaticArrays:
+        """Read an encoder written by `save`; the table is read from the disk where it is used."""
+        from tokenizers import Tokenizer
+
+        described = read_object(folder / ENCODER_FILE)
+        described.pop("kind", None)
+        arrays = read_tensors(folder / _WEIGHTS_FILE)
+        try:
+            table_RD, known_labels = arrays["table"], arrays["known_labels"]
+            token_weights_R, position_weights = arrays["token_weights"], arrays["position_weights"]
+            found = (table_RD.ndim, token_weights_R.shape, position_weights.shape, known_labels.dtype.kind)
+            if found != (2, table_RD.shape[:1], (NUM_POSITIONS,), "i"):
+                raise KeyError("shapes")
+            settings = StaticSettings(**described)
+            tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER_FILE))
+        except Exception as error:  # `tokenizers` raises plain exceptions
+            raise ModelError(f"{folder}: not a static encoder of this version ({error})") from None
+        return cls(
+            tokens=StaticTokenizer(tokenizer, settings, num_rows=len(table_RD), known_labels=known_labels),
+            table_RD=table_RD,
+            token_weights_R=token_weights_R,
+            position_weights=position_weights,
+        )
+
+    def _weights(self, features_T: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the weight of each feature."""
+        rows_T = features_T % self.tokens.num_rows
+        if not self.tokens.settings.positions:
+            return np.asarray(np.exp(self.token_weights_R[rows_T]))
+        buckets_T = features_T // self.tokens.num_rows
+        return np.asarray(np.exp(self.token_weights_R[rows_T] + self.position_weights[buckets_T]))
+
+
+def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Return a 64-bit hash of each text."""
+    digests = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), dtype=np.int64)
+
+
+def _buckets(positions: NDArray[np.int64], side: Side) -> NDArray[np.int64]:
+    if side == "label":
+        return np.full(len(positions), LABEL_BUCKET, dtype=np.int64)
+    buckets: NDArray[np.int64] = np.floor(2 * np.log2(positions + 1)).astype(np.int64)
+    return buckets.clip(max=LABEL_BUCKET - 1)
+
+
+def _merge(
+    parts: list[NDArray[np.int64]], owners: list[NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Concatenate features and sort them by text."""
+    if len(parts) == 1:
+        return parts[0], owners[0]
+    features, rows = np.concatenate(parts), np.concatenate(owners)
+    order = np.argsort(rows, kind="stable")
+    return features[order], rows[order]
