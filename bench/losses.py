@@ -32,6 +32,7 @@ MEGABYTE = 1e6
 TEMPERATURE = 0.05
 CLOCK = time.perf_counter
 PLAIN_NAMES = ("softmax", "decoupled_softmax", "psl", "bce")
+NAMES = (*PLAIN_NAMES, "soft_topk", "triplet")
 
 
 @dataclass
@@ -189,7 +190,7 @@ def print_table(data: Data, arguments: argparse.Namespace, *, modes: tuple[str, 
         print(f"{name:18s} {how:24s} {figures}", flush=True)
         return seconds / floor
 
-    for name in (*PLAIN_NAMES, "soft_topk", "triplet"):
+    for name in arguments.only:
         baseline = None
         if with_plain and name in PLAIN_NAMES:
             baseline = line(name, "plain autograd", lambda name=name: plain_value_and_grad(name, data))
@@ -223,6 +224,7 @@ def main() -> None:
     parser.add_argument("--many-queries", type=int, default=256)
     parser.add_argument("--many-labels", type=int, default=1_310_720)
     parser.add_argument("--skip-many", action="store_true", help="leave the largest label count out")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="these losses")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--errors", action="store_true", help="print errors instead of times")
     parser.add_argument(

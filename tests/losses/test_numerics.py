@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import NAMES, STREAMED, make_case, random_pairs, relative_errors, run, value_and_gradients
+from cases import NAMES, STREAMED, assert_agrees, make_case, random_pairs, relative_errors, run, value_and_gradients
 from reference_losses import Case, bce, bisect_offset, reference
 from torch.nn.functional import normalize
 
@@ -178,6 +178,16 @@ class TestSoftTopK:
                     queries[row : row + 1], labels, Positives([0], [column]), temperature=temperature, k=k
                 )
                 assert abs(torch.exp(-loss).item() - expected.item()) < 1e-5
+
+    @pytest.mark.parametrize("k", [1, 3, 26, 50.5])
+    @pytest.mark.parametrize("streaming", MODES, ids=["tiles", "chunks"])
+    def test_a_poor_starting_point(self, k, streaming, monkeypatch):
+        """With few sampled labels the offset is far from its start, and found by sweeps and the Taylor series."""
+        monkeypatch.setattr("dexter.losses.topk.FEWEST_SAMPLED", 5)
+        pairs = {"positives": random_pairs(7, 53, 20), "ignore": random_pairs(7, 53, 2, seed=1)}
+        for temperature in (0.05, 0.5):
+            case = make_case(7, 53, 11, settings={"k": k, "temperature": temperature}, **pairs)
+            assert_agrees("soft_topk", case, streaming)
 
     def test_equal_scores_among_many_labels(self):
         queries, labels = torch.ones(2, 1), torch.ones(131_072, 1)

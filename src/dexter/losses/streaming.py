@@ -214,7 +214,7 @@ class ScoreMatrix:
         self.plan = plan_tiles(settings, len(self.chosen_B), largest_part, device_type=device.type)
         self.offsets_L = None if offsets_L is None else offsets_L.detach().to(device, self.dtype)
         self._tiles: Tensor | None = None
-        self._work: Tensor | None = None
+        self._work: list[Tensor] = []
         self._longest_label: float | None = None
 
     @property
@@ -260,12 +260,12 @@ class ScoreMatrix:
         width = min(chunk, self.num_labels - index * chunk)
         return self._tiles[num_rows * start : num_rows * (start + width)].view(num_rows, width)
 
-    def work_like(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Return two buffers of a tile's shape for intermediate results, the same for all tiles."""
+    def work_like(self, tile: Tile) -> list[Tensor]:
+        """Return three buffers of a tile's shape for intermediate results, the same for all tiles."""
         size = tile.scores.numel()
-        if self._work is None or self._work.shape[1] < size:
-            self._work = torch.empty(2, size, device=tile.scores.device, dtype=self.dtype)
-        return self._work[0, :size].view_as(tile.scores), self._work[1, :size].view_as(tile.scores)
+        if not self._work or len(self._work[0]) < size:
+            self._work = [torch.empty(size, device=tile.scores.device, dtype=self.dtype) for _ in range(3)]
+        return [work[:size].view_as(tile.scores) for work in self._work]
 
 
 class Block:
@@ -283,13 +283,15 @@ class Block:
         self._filled = False
         self._masked = self._split_by_tile(matrix.masked)
         self._positives_by_tile = [] if matrix.offsets_L is None else self._split_by_tile(matrix.positives)
-        part = _part(matrix.positives, rows)
-        self.rows_P = matrix.positives.rows[part] - rows.start
-        """Rows of the positive pairs, counted within the block."""
-        self.columns_P = matrix.positives.columns[part]
+        self.rows_P, self.columns_P = self.pairs(matrix.positives)
+        """Rows of the positive pairs, counted within the block, and their labels."""
         self.scores_P = self._score_pairs()
         weights = matrix.positives.weights
-        self.weights_P = torch.ones_like(self.scores_P) if weights is None else weights[part].to(self.scores_P.dtype)
+        self.weights_P = (
+            torch.ones_like(self.scores_P)
+            if weights is None
+            else weights[_part(matrix.positives, rows)].to(self.scores_P.dtype)
+        )
 
     @property
     def wants_gradients(self) -> bool:
@@ -308,6 +310,11 @@ class Block:
                 self._mask(tile)
             yield tile
         self._filled = True
+
+    def pairs(self, pairs: Positives) -> tuple[Tensor, Tensor]:
+        """Return the rows, counted within the block, and the labels of the block's share of some pairs."""
+        part = _part(pairs, self.rows)
+        return pairs.rows[part] - self.rows.start, pairs.columns[part]
 
     def labels(self, columns: slice | Tensor) -> Tensor:
         """Return some labels in the working type."""
@@ -363,8 +370,7 @@ class Block:
 
     def _split_by_tile(self, pairs: Positives) -> list[tuple[Tensor, Tensor]]:
         """Return the rows and columns, counted within the tile, of each tile's pairs; nothing if there are no pairs."""
-        part = _part(pairs, self.rows)
-        rows, columns = pairs.rows[part] - self.rows.start, pairs.columns[part]
+        rows, columns = self.pairs(pairs)
         if not len(rows):
             return []
         columns, order = torch.sort(columns, stable=True)

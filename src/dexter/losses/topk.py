@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn.functional import softplus
 
 from dexter.errors import UsageError
@@ -27,10 +27,12 @@ from dexter.positives import Positives
 
 Evaluate: TypeAlias = Callable[[Tensor], "Moments"]
 
-SAMPLED_LABELS = 2048
-"""Number of labels in the sample that gives the starting point."""
-LAST_STEP = 5e-3
-"""A step this small is the last one: the remaining error of t is below its square, that of p below a quarter of it."""
+FEWEST_SAMPLED, MOST_SAMPLED = 2048, 8192
+"""Number of labels in the sample that gives the starting point: one in 16, within these limits."""
+LAST_STEP = 0.35
+"""A step this small is the last one: the Taylor series is exact to 1e-5 up to here, even for probabilities of 1/2."""
+POLISHING_STEPS = 3
+"""Newton's steps on the Taylor series; each squares the error."""
 LONGEST_STEP = 30.0
 """Longer steps come from logits that were cut off: their sign is right, their length is not."""
 RESOLUTION = 1e-6
@@ -65,8 +67,9 @@ def soft_topk(
 
     Choose it if precision or recall at a known k is the goal: unlike in `decoupled_softmax`, a positive gains nothing
     from rising further once it is well within the first k. Like `bce` it gives each label a probability of its own, but
-    sets the threshold per query instead of learning one bias. It requires a pool of more than k labels, and costs a few
-    sweeps more than the softmax family.
+    sets the threshold per query instead of learning one bias. It requires a pool of more than k labels, and costs
+    little more than the softmax family where a sample of the labels and the positives tell the threshold well, and
+    otherwise a sweep or two more.
 
     Args:
         queries_BD: Query embeddings; normalise them beforehand if cosines are meant.
@@ -110,9 +113,8 @@ def _solve_block(block: Block, *, k_b: Tensor, choices_b: Tensor) -> Tensor:
     pull = share * torch.sigmoid(-logits_P)
     row_loss, row_pull = block.sums_by_row(share * softplus(-logits_P), pull).unbind()
     if block.wants_gradients:
-        slope_b = offsets.slopes()
         # Where p (1 - p) is only the cut-off, all probabilities are 0 or 1 and no label moves the offset.
-        row_weight = torch.where(slope_b > FLATTEST * choices_b, row_pull / slope_b, 0.0)
+        row_weight = torch.where(offsets.slope_b > FLATTEST * choices_b, row_pull / offsets.slope_b, 0.0)
         for tile in block.sweep():
             offsets.weigh(tile, row_weight)
             block.push(tile)
@@ -121,7 +123,7 @@ def _solve_block(block: Block, *, k_b: Tensor, choices_b: Tensor) -> Tensor:
 
 
 class Offsets:
-    """The offsets alpha t at which a block's probabilities sum to k, found in a few sweeps.
+    """The offsets alpha t at which a block's probabilities sum to k, found in one sweep or two.
 
     An offset is the sum of a start and a correction. Scores are shifted by the start first, which is exact near the
     threshold, so that the correction has a finer resolution than the spacing of large scores.
@@ -133,40 +135,27 @@ class Offsets:
         # By Cauchy-Schwarz scores lie within +- reach; if all were at one end, the root would be middle -+ reach.
         reach_b = torch.linalg.vector_norm(block.queries_bD, dim=1) * block.matrix.longest_label() * 1.001 + 1e-3
         low_b, high_b = middle_b - reach_b, middle_b + reach_b
-        root = RootFinder(k_b)
         sample = _SampledMoments(block, choices_b)
-        self.start_b = root.find(sample, middle_b, low_b=low_b, high_b=high_b, most=SAMPLE_SWEEPS)
+        self.start_b, _ = find_root(sample, middle_b, k_b=k_b, low_b=low_b, high_b=high_b, most=SAMPLE_SWEEPS)
         low_b, high_b = low_b - self.start_b, high_b - self.start_b
-        self.correction_b = root.find(
-            self._moments, torch.zeros_like(k_b), low_b=low_b, high_b=high_b, most=MOST_SWEEPS
+        self.correction_b, self.slope_b = find_root(
+            self._moments, torch.zeros_like(k_b), k_b=k_b, low_b=low_b, high_b=high_b, most=MOST_SWEEPS
         )
 
-    def slopes(self) -> Tensor:
-        """Return the sum of p (1 - p) by row; kept tiles then hold p (1 - p)."""
-        slope_b = torch.zeros_like(self.start_b)
-        for tile in self._block.sweep():
-            slope_b += self._to_slopes(tile).sum(1)
-        return self._block.processes.sum(slope_b)
-
     def weigh(self, tile: Tile, row_weights_b: Tensor) -> None:
-        """Turn a tile, in place, into row_weight_i * p_il (1 - p_il); `slopes` must have been called before."""
-        if tile.fresh:
-            self._to_slopes(tile)
-        tile.scores.mul_(without_negligible(row_weights_b)[:, None])
-
-    def _to_slopes(self, tile: Tile) -> Tensor:
-        """Turn scores into p (1 - p), in place, from min(p, 1 - p), which loses no digits when p is close to 1."""
+        """Turn a tile, in place, into row_weight_i * p_il (1 - p_il)."""
+        # From min(p, 1 - p), which loses no digits when p is close to 1.
         logits = self._shifted(tile).add_(self.correction_b[:, None])
         smaller = logits.abs_().neg_().clamp_min_(NEGLIGIBLE_EXPONENT).sigmoid_()
-        return smaller.addcmul_(smaller, smaller, value=-1.0)
+        smaller.addcmul_(smaller, smaller, value=-1.0).mul_(without_negligible(row_weights_b)[:, None])
 
     def _moments(self, correction_b: Tensor) -> Moments:
         """Return the sums at a correction, from one sweep."""
         block = self._block
         sums = correction_b.new_zeros(Moments.COUNT, block.num_rows)
         for tile in block.sweep():
-            logits, scratch = block.matrix.work_like(tile)
-            sums += Moments.of(torch.add(self._shifted(tile), correction_b[:, None], out=logits), scratch)
+            logits, *scratch = block.matrix.work_like(tile)
+            sums += Moments.sums(torch.add(self._shifted(tile), correction_b[:, None], out=logits), *scratch)
         return Moments(block.processes.sum(sums))
 
     def _shifted(self, tile: Tile) -> Tensor:
@@ -175,80 +164,115 @@ class Offsets:
 
 
 class _SampledMoments:
-    """Estimates of the sums from evenly spaced labels."""
+    """Estimates of the sums: exact for the positives, from evenly spaced labels for the others."""
 
     def __init__(self, block: Block, choices_b: Tensor) -> None:
-        step = max(1, block.matrix.num_labels_of_all // SAMPLED_LABELS)
-        self._processes = block.processes
+        num_labels = block.matrix.num_labels_of_all
+        step = max(1, min(num_labels // FEWEST_SAMPLED, max(16, num_labels // MOST_SAMPLED)))
+        self._block = block
         self._scores_bS = block.queries_bD @ block.labels(slice(0, None, step)).T
-        self._logits_bS, self._scratch_bS = torch.empty_like(self._scores_bS), torch.empty_like(self._scores_bS)
-        num_sampled = self._processes.sum(choices_b.new_tensor(float(self._scores_bS.shape[1])))
+        for rows, columns in (block.pairs(block.matrix.positives), block.pairs(block.matrix.masked)):
+            sampled = columns % step == 0
+            self._scores_bS[rows[sampled], columns[sampled] // step] = -torch.inf
+        self._work = [torch.empty_like(self._scores_bS) for _ in range(3)]
+        num_sampled = block.processes.sum(choices_b.new_tensor(float(self._scores_bS.shape[1])))
         self._labels_each_b = choices_b / num_sampled
 
     def __call__(self, offsets_b: Tensor) -> Moments:
-        torch.add(self._scores_bS, offsets_b[:, None], out=self._logits_bS)
-        return Moments(self._processes.sum(Moments.of(self._logits_bS, self._scratch_bS)) * self._labels_each_b)
+        logits_bS, *scratch = self._work
+        torch.add(self._scores_bS, offsets_b[:, None], out=logits_bS)
+        sums = Moments.sums(logits_bS, *scratch) * self._labels_each_b
+        logits_P = self._block.scores_P + offsets_b[self._block.rows_P]
+        work = [each[:, None] for each in (logits_P, torch.empty_like(logits_P), torch.empty_like(logits_P))]
+        sums.index_add_(1, self._block.rows_P, Moments.sums(*work))
+        return Moments(self._block.processes.sum(sums))
 
 
 class Moments:
-    """Statistics of a row's logits for Newton's method: how many are above 0, and sums over those above and below.
+    """Sums over a row's logits that give the sum of the probabilities p near the offset they were taken at.
 
-    Sums are over r = min(p, 1 - p). The sum of p is the number of logits above 0, minus their r, plus the r of the
-    others: no digits are lost when all probabilities are near 0 or 1.
+    With r = min(p, 1 - p), which loses no digits when p is close to 1, p has the slope s = p (1 - p) = r - r^2. With g
+    the sign of the logit, the slope of s is -g w, where w = s (1 - 2 r). All further derivatives of p are polynomials
+    of s, every second one times -g w: a few sums give the Taylor series of the sum of p, which converges below pi.
     """
 
-    COUNT = 5
+    COUNT = 10
 
     def __init__(self, sums: Tensor) -> None:
-        self.num_above, total, total_squared, self.below, below_squared = sums.unbind()
-        self.above = total - self.below
-        self.below_slope = self.below - below_squared
-        self.above_slope = self.above - (total_squared - below_squared)
+        self.num_above, r, gr, s, gs, s2, w2, gw, gws, gws2 = sums.unbind()
+        self.below, self.above = ((r - gr) / 2).clamp_min(0.0), ((r + gr) / 2).clamp_min(0.0)
+        self.below_slope, self.above_slope = (s - gs) / 2, (s + gs) / 2
+        s3 = (s2 - w2) / 4
+        self._slopes = [s, -gw, s - 6 * s2, 12 * gws - gw, s - 30 * s2 + 120 * s3, 60 * gws - gw - 360 * gws2]
+        """The sum of p's first to sixth derivative."""
 
     @staticmethod
-    def of(logits: Tensor, scratch: Tensor) -> Tensor:
-        """Return the sums of a tile of logits; overwrites both tensors, which have the same shape."""
-        # Ones and zeros in float32: operations on booleans take several times as long.
-        below = torch.le(logits, 0.0, out=scratch)
-        smaller = logits.abs_().neg_().clamp_min_(NEGLIGIBLE_EXPONENT).sigmoid_()
-        sums = [logits.shape[1] - below.sum(1), smaller.sum(1), torch.linalg.vector_norm(smaller, dim=1).square_()]
-        smaller.mul_(below)
-        return torch.stack([*sums, smaller.sum(1), torch.linalg.vector_norm(smaller, dim=1).square_()])
+    def sums(logits: Tensor, *scratch: Tensor) -> Tensor:
+        """Return the sums of a tile of logits; overwrites it and two more tensors of its shape."""
+        g, s = scratch
+        torch.ge(logits, 0.0, out=g)
+        num_above = g.sum(1)
+        g.mul_(2.0).sub_(1.0)
+        r = logits.abs_().neg_().clamp_min_(NEGLIGIBLE_EXPONENT).sigmoid_()
+        torch.addcmul(r, r, r, value=-1.0, out=s)
+        sums = [num_above, r.sum(1), vecdot(g, r), s.sum(1), vecdot(g, s), vecdot(s, s)]
+        w = torch.addcmul(s, r, s, value=-2.0, out=r)
+        sums += [vecdot(w, w), vecdot(g, w), vecdot(g.mul_(s), w), vecdot(g.mul_(s), w)]
+        return torch.stack(sums)
 
+    def shift(self, step_b: Tensor) -> tuple[Tensor, Tensor]:
+        """Return by how much the sum of p changes when offsets move by a step, and its slope there."""
+        change_b, slope_b = torch.zeros_like(step_b), torch.zeros_like(step_b)
+        for order, derivative_b in reversed(list(enumerate(self._slopes, start=1))):
+            change_b = (change_b + derivative_b / math.factorial(order)) * step_b
+            slope_b = slope_b * step_b + derivative_b / math.factorial(order - 1)
+        return change_b, slope_b
 
-@dataclass(frozen=True)
-class RootFinder:
-    """Newton's method for the offset at which probabilities sum to k, one root per row, guarded by bisection.
+    def newton_step(self, k_b: Tensor) -> Tensor:
+        """Return the step of Newton's method: infinite, with the right sign, where one side is empty.
 
-    With n logits above 0, the sum is k if n + (r below) = k + (r above). Newton's method is applied to the logarithm of
-    the ratio of the two sides, after subtracting min(n, k) from both. It is nearly linear in the offset, both when all
-    probabilities are small and when they are close to 0 and 1. The sum rises with the offset, so each evaluation
-    narrows the bracket.
-    """
-
-    k_b: Tensor
-
-    def find(self, evaluate: Evaluate, start_b: Tensor, *, low_b: Tensor, high_b: Tensor, most: int) -> Tensor:
-        """Return the offsets after at most `most` evaluations."""
-        offset_b = start_b
-        for _ in range(most):
-            step_b = self._step(evaluate(offset_b))
-            low_b = torch.where(step_b > 0, offset_b, low_b)
-            high_b = torch.where(step_b < 0, offset_b, high_b)
-            proposal_b = offset_b + step_b
-            inside_b = (proposal_b >= low_b) & (proposal_b <= high_b) & (step_b.abs() < LONGEST_STEP)
-            offset_b = torch.where(inside_b, proposal_b, (low_b + high_b) / 2)
-            narrow_b = high_b - low_b <= RESOLUTION * offset_b.abs().clamp_min(1.0)
-            if bool((narrow_b | (inside_b & (step_b.abs() <= LAST_STEP))).all()):
-                break
-        return offset_b
-
-    def _step(self, moments: Moments) -> Tensor:
-        """Return Newton's step: infinite, with the right sign, where one side is empty."""
-        surplus_b = moments.num_above - self.k_b
-        over_b, under_b = moments.below + surplus_b.clamp_min(0.0), moments.above + (-surplus_b).clamp_min(0.0)
-        slope_b = moments.below_slope / over_b.clamp_min(TINY) + moments.above_slope / under_b.clamp_min(TINY)
+        With n logits above 0, the sum is k if n + (r below) = k + (r above). The method is applied to the logarithm of
+        the ratio of the two sides, after subtracting min(n, k) from both. It is nearly linear in the offset, both when
+        all probabilities are small and when they are close to 0 and 1.
+        """
+        surplus_b = self.num_above - k_b
+        over_b, under_b = self.below + surplus_b.clamp_min(0.0), self.above + (-surplus_b).clamp_min(0.0)
+        slope_b = self.below_slope / over_b.clamp_min(TINY) + self.above_slope / under_b.clamp_min(TINY)
         return torch.log(under_b / over_b) / slope_b
+
+    def polished(self, step_b: Tensor, k_b: Tensor) -> Tensor:
+        """Return the step to the root by the Taylor series, starting from Newton's step."""
+        missing_b = (k_b - self.num_above) + (self.above - self.below)
+        step_b = step_b.nan_to_num(0.0).clamp(-LAST_STEP, LAST_STEP)
+        for _ in range(POLISHING_STEPS):
+            change_b, slope_b = self.shift(step_b)
+            step_b = step_b + (missing_b - change_b) / slope_b.clamp_min(TINY)
+        return step_b
+
+
+def find_root(
+    evaluate: Evaluate, offset_b: Tensor, *, k_b: Tensor, low_b: Tensor, high_b: Tensor, most: int
+) -> tuple[Tensor, Tensor]:
+    """Return the offsets at which probabilities sum to k, one per row, and the sums of p (1 - p) there.
+
+    Newton's method guarded by bisection: the sum rises with the offset, so each evaluation narrows the bracket. The
+    last step, and the slope after it, come from the Taylor series, so that no evaluation is needed at the root.
+    """
+    for _ in range(most):
+        moments = evaluate(offset_b)
+        step_b = moments.newton_step(k_b)
+        low_b = torch.where(step_b > 0, offset_b, low_b)
+        high_b = torch.where(step_b < 0, offset_b, high_b)
+        last_b = moments.polished(step_b, k_b)
+        near_b = last_b.abs() <= LAST_STEP
+        last_b = torch.where(near_b, last_b, 0.0)
+        narrow_b = high_b - low_b <= RESOLUTION * offset_b.abs().clamp_min(1.0)
+        if bool((near_b | narrow_b).all()):
+            break
+        proposal_b = offset_b + torch.where(near_b, last_b, step_b)
+        inside_b = (proposal_b >= low_b) & (proposal_b <= high_b) & (step_b.abs() < LONGEST_STEP)
+        offset_b = torch.where(inside_b, proposal_b, (low_b + high_b) / 2)
+    return offset_b + last_b, moments.shift(last_b)[1]
 
 
 def _check_k(
