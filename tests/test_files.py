@@ -142,6 +142,10 @@ def damages():
         '{"files": {"part/a.txt": 1}}',
         "[" * 100_000,
         '{"files": {"a": {}}}',
+        '{"files": {}}',
+        '{"files": {"../model/part/a.txt": {"bytes": 3, "sha256": "x"}}}',
+        '{"files": {"/etc/passwd": {"bytes": 3, "sha256": "x"}}}',
+        "[" * 2**24 + "0",
     ):
         yield f"manifest {content[:30]}", lambda folder, content=content: (folder / MANIFEST).write_text(content)
 
@@ -154,13 +158,91 @@ def test_a_manifest_notices(tmp_path, name, damage):
         verify_manifest(tmp_path / "model")
 
 
+def replaced(folder, make):
+    """Put something else in the place of a file, with the same content where it has any."""
+    path = folder / "part" / "a.txt"
+    os.replace(path, folder.parent / "moved")
+    make(path, folder.parent / "moved")
+
+
+def linked(path):
+    """Move something elsewhere and put a link to it in its place."""
+    os.replace(path, path.parent.parent / "moved")
+    path.symlink_to(path.parent.parent / "moved")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: replaced(folder, lambda path, moved: path.symlink_to(moved)),
+        lambda folder: replaced(folder, lambda path, moved: os.mkfifo(path)),
+        lambda folder: replaced(folder, lambda path, moved: path.mkdir()),
+        lambda folder: (
+            (folder / "part").rename(folder.parent / "p"),
+            (folder / "part").symlink_to(folder.parent / "p"),
+        ),
+        lambda folder: (folder / "part" / "tokenizer_config.json").write_text("{}"),
+        lambda folder: (
+            (folder / MANIFEST).rename(folder.parent / "m"),
+            (folder / MANIFEST).symlink_to(folder.parent / "m"),
+        ),
+    ],
+    ids=["link", "pipe", "folder", "linked folder", "unlisted", "linked manifest"],
+)
+def test_only_regular_files_that_are_listed(tmp_path, damage):
+    make_folder(tmp_path / "model", "one")
+    damage(tmp_path / "model")
+    with pytest.raises(ModelError, match=str(tmp_path / "model")):
+        verify_manifest(tmp_path / "model")
+
+
+def test_what_is_written_beside_a_model_needs_no_listing(tmp_path):
+    make_folder(tmp_path / "model", "one")
+    for name in ("labels.sqlite", "labels.sqlite-journal", "tuned.json", "README.md", ".gitattributes"):
+        (tmp_path / "model" / name).write_text("x")
+    (tmp_path / "model" / ".tmp-labels-x").mkdir()
+    (tmp_path / "model" / ".tmp-labels-x" / "labels.sqlite").write_text("x")
+    verify_manifest(tmp_path / "model")
+
+
+def test_a_planted_link_is_not_written_through(tmp_path):
+    """Whoever made the folder may have guessed the temporary names."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    (tmp_path / "run").mkdir()
+    files.temporary_beside(tmp_path / "run" / "a.txt").symlink_to(precious)
+    files.temporary_beside(tmp_path / "run" / "model").symlink_to(tmp_path)
+    write_text(tmp_path / "run" / "a.txt", "new")
+    make_folder(tmp_path / "run" / "model", "one")
+    assert precious.read_text() == "precious" and names(tmp_path / "run") == ["a.txt", "model"]
+
+
+def test_files_of_a_folder_can_be_read_alike(tmp_path):
+    """safetensors writes its files for the owner alone."""
+    with atomic_folder(tmp_path / "model") as temporary:
+        (temporary / "a").write_text("a")
+        (temporary / "b").write_text("b")
+        (temporary / "b").chmod(0o600)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "model").iterdir()}
+    assert len(set(modes.values())) == 1 and "b" in modes
+
+
+def test_the_names_of_new_folders_are_flushed(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(files, "flush", lambda path: flushed.append(path))
+    write_text(tmp_path / "a" / "b" / "c.txt", "x")
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(flushed)
+
+
 def test_leftovers_of_killed_writers_are_removed(tmp_path):
     (tmp_path / ".tmp-1-a").mkdir()
     (tmp_path / ".tmp-1-a" / "x").write_text("x")
     (tmp_path / ".tmp-2-b").write_text("x")
     (tmp_path / "kept").write_text("x")
+    (tmp_path / ".tmp-work").write_text("not ours")
+    (tmp_path / ".tmp-3-c").symlink_to(tmp_path / "kept")
     remove_leftovers(tmp_path)
-    assert names(tmp_path) == ["kept"]
+    assert names(tmp_path) == [".tmp-work", "kept"]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -62,6 +62,11 @@ class Interrupted(DexterError):
         super().__init__(message)
 
 
+def printable(text: str) -> str:
+    """Return a text with control characters escaped, as a terminal may be given it."""
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
+
+
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:
     """Import an optional module, or raise an error that names the extra which installs it."""
     try:

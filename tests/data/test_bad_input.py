@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import resource
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -499,3 +501,45 @@ def test_bad_xmc_json(tmp_path: Path) -> None:
     assert '"title" is missing' in str(failure(tmp_path))
     (tmp_path / "lbl.json").unlink()
     assert "no lbl.json[.gz] in this folder" in str(failure(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["one string for many rows", "one long list", "one string for many items"])
+def test_parquet_bombs_stop_early_in_little_memory(tmp_path: Path, kind: str) -> None:
+    """Five hundred bytes stand for gigabytes: refused before they are expanded."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    if kind == "one string for many rows":
+        same = pa.DictionaryArray.from_arrays(pa.array([0] * 2_500, pa.int32()), pa.array(["a" * 1_000_000]))
+        table = pa.table({"text": same, "labels": pa.array(["x"] * 2_500)})
+    else:
+        count, text = (20_000_000, "x") if kind == "one long list" else (2_500, "a" * 1_000_000)
+        same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
+        table = pa.table({"text": ["t"], "labels": pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), same)})
+    path = tmp_path / "train.parquet"
+    parquet.write_table(table, path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 600
+    del table, same
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pid = os.fork()
+    if pid == 0:
+        refused = "holds more than" in str(failure(path))
+        os._exit(not (refused and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024))
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_parquet_strings_and_lists_are_read_as_they_were_written(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    labels = [["a", "b"], [], None, ["b"]]
+    table = pa.table(
+        {"id": [1, 2, 3, 4], "text": ["x", None, "", "x"], "labels": pa.array(labels, pa.list_(pa.string()))}
+    )
+    parquet.write_table(table, tmp_path / "train.parquet", row_group_size=2)
+    table = table.set_column(2, "labels", pa.array(labels, pa.large_list(pa.large_string())))
+    parquet.write_table(table, tmp_path / "test.parquet")
+    data = load_dataset(tmp_path, on_error="skip")
+    for split in (data.train, data.test):
+        assert list(split.texts) == ["x", "", "", "x"] and split.relevance.toarray().tolist() == [
+            [1, 1],
+            [0, 0],
+            [0, 0],
+            [0, 1],
+        ]

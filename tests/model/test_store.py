@@ -1,9 +1,11 @@
 """Label changes on disk: a kill at any moment, a second writer, a disk that fails, every altered byte."""
 
+import errno
 import os
 import random
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -12,7 +14,9 @@ import numpy as np
 import pytest
 
 from dexter import Predictor
-from dexter.errors import ModelError, ResourceError
+from dexter.errors import ModelError, ResourceError, UsageError
+from dexter.model import store
+from dexter.model.edits import LabelChange
 from dexter.model.store import ChangedLabel, LabelStore, fingerprint
 
 DIMENSION = 32
@@ -46,10 +50,10 @@ def store_of(run):
     return LabelStore(run / "model", fingerprint=fingerprint(run / "model"), dimension=DIMENSION, num_priors=1)
 
 
-def add(store, version, count=2, size=1):
+def add(stored, version, count=2, size=1):
     """Add some labels with texts of a size; the text says which version they are of."""
     vector = np.full(DIMENSION, version, dtype=np.float32)
-    with store.writing() as writer:
+    with stored.writing() as writer:
         names = [f"{version}-{number}" for number in range(count)]
         writer.write(version, [ChangedLabel(name, f"{version} " * size, vector, (0.25,), version) for name in names])
 
@@ -135,14 +139,14 @@ def test_of_two_first_writers_one_is_refused(run):
 
 
 def test_readers_go_on_while_somebody_writes(run):
-    store = store_of(run)
-    add(store, 1)
-    with store.writing() as writer:
+    stored = store_of(run)
+    add(stored, 1)
+    with stored.writing() as writer:
         writer.write(2, [ChangedLabel("1-0", None)])
         started = time.monotonic()
         version, _, changed, _ = store_of(run).read()
         assert (version, len(changed)) == (1, 2) and time.monotonic() - started < 0.4
-    assert store.version() == 2
+    assert stored.version() == 2
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -172,8 +176,8 @@ def test_every_altered_byte_is_noticed_or_changes_nothing(run):
     predictor.add_labels([("x", "river 🙂"), ("y", "stone")])
     predictor.rename_labels([("L1", "kettle")])
     predictor.remove_labels(["L2"])
-    store, path, generator = store_of(run), run / "model" / "labels.sqlite", random.Random(1)
-    content, expected = path.read_bytes(), plain(store.read())
+    stored, path, generator = store_of(run), run / "model" / "labels.sqlite", random.Random(1)
+    content, expected = path.read_bytes(), plain(stored.read())
     used = [place for place, byte in enumerate(content) if byte]
     noticed = 0
     for place in generator.sample(used, 300) + generator.sample(range(len(content)), 100):
@@ -181,7 +185,7 @@ def test_every_altered_byte_is_noticed_or_changes_nothing(run):
         altered[place] ^= 1 << generator.randrange(8)
         path.write_bytes(altered)
         try:
-            assert plain(store.read()) == expected, f"byte {place} was altered"
+            assert plain(stored.read()) == expected, f"byte {place} was altered"
         except ModelError:
             noticed += 1
         except ResourceError:
@@ -190,9 +194,9 @@ def test_every_altered_byte_is_noticed_or_changes_nothing(run):
     for damaged in (b"", content[:-1], content[: len(content) // 2], b"not a database" * 1000):
         path.write_bytes(damaged)
         with pytest.raises(ModelError, match=r"restore it from a copy .*, or remove it"):
-            store.read()
+            stored.read()
     path.write_bytes(content)
-    assert plain(store.read()) == expected
+    assert plain(stored.read()) == expected
 
 
 def test_rows_that_vanished_or_were_swapped_are_noticed(run):
@@ -274,3 +278,208 @@ def test_a_read_only_folder_is_read_and_not_written(run):
     assert store_of(run).read()[0] == 1
     with pytest.raises(ResourceError, match="check permissions"):
         add(store_of(run), 2)
+
+
+def seal(run, *statements):
+    """Run SQL on the file of label changes and give every row its right checksum, as an attacker would."""
+    connection = sqlite3.connect(run / "model" / "labels.sqlite")
+    for statement in statements:
+        connection.execute(statement)
+    rows = connection.execute(f"{store._LABELS}").fetchall()
+    for *values, _ in rows:
+        connection.execute("UPDATE labels SET sha256 = ? WHERE position = ?", [store._checksum(*values), values[0]])
+    for *values, _ in connection.execute(store._STATE).fetchall() if "VIEW state" not in statements[-1] else []:
+        connection.execute("UPDATE state SET sha256 = ?", [store._checksum(*values)])
+    connection.commit()
+    connection.close()
+
+
+HOSTILE = [
+    "UPDATE labels SET id = NULL",
+    "UPDATE labels SET id = ''",
+    "UPDATE labels SET id = X'00ff'",
+    "UPDATE labels SET text = X'ff'",
+    "UPDATE labels SET text = '  '",
+    "UPDATE labels SET added_in = 'x'",
+    "UPDATE labels SET added_in = -1",
+    "UPDATE labels SET added_in = NULL",
+    "UPDATE labels SET changed_in = 'x'",
+    "UPDATE labels SET changed_in = -1",
+    "UPDATE labels SET priors = NULL",
+    "UPDATE labels SET priors = 'text'",
+    "UPDATE labels SET priors = X'000000'",
+    "UPDATE labels SET priors = X''",
+    "UPDATE labels SET priors = X'0000c07f'",
+    "UPDATE labels SET representation = NULL",
+    "UPDATE labels SET representation = 5",
+    "UPDATE labels SET representation = X'00'",
+    "UPDATE labels SET representation = zeroblob(70000000)",
+    "UPDATE labels SET representation = CAST(replace(hex(zeroblob(32)), '00', X'0000c07f') AS BLOB)",
+    "UPDATE labels SET representation = CAST(replace(hex(zeroblob(32)), '00', X'ffff7f7f') AS BLOB)",
+    "UPDATE state SET version = 'x'",
+    "UPDATE state SET version = -3",
+    "UPDATE state SET num_rows = NULL",
+    "UPDATE state SET num_rows = 9",
+    "UPDATE state SET format_version = 'x'",
+    "UPDATE state SET format_version = 99",
+    "UPDATE state SET model = X'00'",
+    "INSERT INTO state SELECT * FROM state",
+    "CREATE TRIGGER t AFTER INSERT ON labels BEGIN DELETE FROM labels; END",
+    "CREATE VIEW v AS SELECT * FROM labels",
+    "CREATE INDEX i ON labels (abs(position))",
+    "CREATE TABLE sqlite (a)",
+    "ALTER TABLE labels ADD COLUMN more AS (length(text))",
+    "DROP TABLE edits",
+]
+
+
+def test_hostile_changes_with_right_checksums_are_refused(run):
+    add(store_of(run), 1, count=1)
+    path = run / "model" / "labels.sqlite"
+    content = path.read_bytes()
+    for statement in HOSTILE:
+        path.write_bytes(content)
+        seal(run, statement)
+        for attempt in (store_of(run).read, store_of(run).verify):
+            with pytest.raises(ModelError, match=r"labels\.sqlite: .*(damaged|expected)"):
+                print(statement, attempt())
+    seal(run, "ALTER TABLE state RENAME TO old", "CREATE VIEW state AS SELECT * FROM old")
+    with pytest.raises(ModelError, match="other tables than expected"):
+        Predictor.load(run)
+
+
+def test_edits_write_through_no_link(run, tmp_path):
+    """The file and those beside it may not be links: a change would be written to what they lead to."""
+    precious = tmp_path / "precious"
+    for name in ("labels.sqlite", "labels.sqlite-journal", "labels.sqlite-wal", "labels.sqlite-shm"):
+        (run / "model" / "labels.sqlite").unlink(missing_ok=True)
+        if name == "labels.sqlite":
+            add(store_of(run), 1)
+            os.replace(run / "model" / name, precious)
+        else:
+            add(store_of(run), 1)
+            precious.write_bytes(b"precious")
+        before = precious.read_bytes()
+        (run / "model" / name).symlink_to(precious)
+        for attempt in (store_of(run).read, lambda: add(store_of(run), 2)):
+            with pytest.raises(ModelError, match=f"{name}: not a file that dexter writes"):
+                attempt()
+        assert precious.read_bytes() == before
+        (run / "model" / name).unlink()
+
+
+def test_a_linked_model_folder_is_refused(run, tmp_path):
+    os.replace(run / "model", tmp_path / "elsewhere")
+    (run / "model").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ModelError, match="model: a link: give the folder"):
+        Predictor.load(run, persistent=True)
+    Predictor.load(tmp_path / "elsewhere")
+
+
+def test_a_journal_cannot_name_a_file_to_delete(run, tmp_path):
+    """SQLite deletes the second journal that a left journal names, after rolling it back: any file, as it turns out."""
+    add(store_of(run), 1)
+    path, victim = run / "model" / "labels.sqlite", tmp_path / "precious"
+    victim.write_text("precious")
+    magic, name = bytes.fromhex("d9d505f920a163d7"), os.fsencode(victim)
+    header = magic + struct.pack(">iiiii", 0, 1, path.stat().st_size // 4096, 512, 4096)
+    total = sum(byte - 256 * (byte > 127) for byte in name) % 2**32
+    named = struct.pack(">I", 2**30 // 4096 + 1) + name + struct.pack(">II", len(name), total) + magic
+    journal = path.with_name("labels.sqlite-journal")
+    journal.write_bytes(header.ljust(512, b"\0") + named)
+    with pytest.raises(ModelError, match="journal: not a file that dexter writes"):
+        Predictor.load(run)
+    assert victim.read_text() == "precious"
+    connection = sqlite3.connect(path)
+    connection.execute("SELECT * FROM labels").fetchall()
+    connection.close()
+    assert not victim.exists(), "this is what SQLite itself does"
+
+
+def test_the_first_change_where_there_are_no_hard_links(run, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr("dexter.files._rename", lambda *_: False)
+    test_of_two_first_writers_one_is_refused(run)
+    (run / "model" / "labels.sqlite").unlink()
+    add(store_of(run), 1)
+    assert store_of(run).version() == 1
+    assert [path.name for path in (run / "model").rglob("*labels.sqlite*")] == ["labels.sqlite"]
+
+
+def test_a_backup_is_restored_over_later_edits_and_over_damage(run, tmp_path):
+    predictor, copy, path = (
+        Predictor.load(run, persistent=True),
+        tmp_path / "copy.sqlite",
+        run / "model" / "labels.sqlite",
+    )
+    with pytest.raises(UsageError, match="nothing to back up"):
+        store_of(run).backup(copy)
+    predictor.add_labels([("a", "river"), ("b", "stone")], by="anna")
+    predictor.remove_labels(["L2"])
+    assert store_of(run).backup(copy) == 2
+    with pytest.raises(UsageError, match="exists already"):
+        store_of(run).backup(copy)
+    kept = list(predictor.labels.ids)
+    predictor.edit_labels(LabelChange(remove=["a"], rename=[("L3", "brook")], add=[("c", "kettle")]))
+    changed = list(predictor.labels.ids)
+
+    assert store_of(run).restore(copy, by="ben") == 4
+    assert predictor.refresh_labels() and list(predictor.labels.ids) == kept == list(Predictor.load(run).labels.ids)
+    assert store_of(run).history()[0].describe() == "1 added, 1 renamed, 1 removed (backup restored)"
+    predictor.undo_labels(4)
+    assert set(Predictor.load(run).labels.ids) == set(changed)
+
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ModelError, match="damaged"):
+        store_of(run).verify()
+    assert store_of(run).restore(copy) == 3
+    assert predictor.refresh_labels() and list(predictor.labels.ids) == kept
+    assert store_of(run).verify() == 3 and path.with_name("labels.sqlite.damaged").stat().st_size == 5000
+    path.unlink()
+    assert store_of(run).restore(copy) == 3 and list(Predictor.load(run).labels.ids) == kept
+    copy.write_bytes(b"damaged" * 1000)
+    with pytest.raises(ModelError, match=r"copy\.sqlite: damaged"):
+        store_of(run).restore(copy)
+    assert list(Predictor.load(run).labels.ids) == kept
+
+
+def test_verify_notices_an_altered_history(run):
+    for statement in (
+        "UPDATE edits SET author = 'somebody else'",
+        "UPDATE before SET text = 'other' WHERE text IS NOT NULL",
+        "UPDATE before SET id = 'other'",
+    ):
+        (run / "model" / "labels.sqlite").unlink(missing_ok=True)
+        add(store_of(run), 1, count=1)
+        with store_of(run).writing() as writer:
+            writer.write(2, [ChangedLabel("1-0", "renamed")])
+        assert store_of(run).verify() == 1
+        connection = sqlite3.connect(run / "model" / "labels.sqlite")
+        assert connection.execute(statement).rowcount
+        connection.commit()
+        connection.close()
+        with pytest.raises(ModelError, match="its history differs"):
+            store_of(run).verify()
+
+
+def test_unused_space_is_given_back_by_itself(run):
+    add(store_of(run), 1, count=200, size=5_000)
+    path = run / "model" / "labels.sqlite"
+    with store_of(run).writing() as writer:
+        writer.write(2, [ChangedLabel(f"1-{number}", None) for number in range(200)])
+    large = path.stat().st_size
+    for version in range(3, 3 + store.UNDOABLE_EDITS):
+        add(store_of(run), version, count=1)
+    assert large > 2_000_000 > 500_000 > path.stat().st_size
+    assert len(store_of(run).history()) == 2 + store.UNDOABLE_EDITS
+
+
+def test_a_file_of_the_first_format_gets_a_history_with_the_next_change(run):
+    add(store_of(run), 1)
+    seal(run, "DROP TABLE edits", "DROP TABLE before", "UPDATE state SET format_version = 1")
+    assert store_of(run).version() == 1 and store_of(run).history() == [] and store_of(run).verify() == 2
+    add(store_of(run), 2)
+    assert [edit.version for edit in store_of(run).history()] == [2] and store_of(run).verify() == 4

@@ -102,3 +102,102 @@ def test_a_run_in_training_keeps_its_labels(connect, run):
 def test_what_is_no_run_is_refused_at_the_start(tmp_path):
     with pytest.raises(ModelError, match="no such run folder"):
         create_app({"run": tmp_path / "nowhere"})
+
+
+def test_a_damaged_label_file_is_told_and_followed_again_when_repaired(connect, run, world, caplog):
+    client = connect({"run": run}, follow_seconds=0.05)
+    writer, path = Predictor.load(run, persistent=True), run / "model" / "labels.sqlite"
+    writer.add_labels([("a", "river")])
+    eventually(lambda: total(client) == world.num_labels + 1)
+    assert client.get("/readyz").json() == {"status": "ready", "problems": []}
+    whole = path.read_bytes()
+    for damaged in (b"not a database" * 1_000, whole[:5_000], b""):
+        path.write_bytes(damaged)
+        eventually(lambda: client.get("/readyz").json()["status"] == "degraded")
+        assert "cannot be taken up" in client.get("/readyz").json()["problems"][0]
+        assert client.post("/v1/predict", json={"inputs": "river"}).status_code == 200
+    assert "labels.sqlite: damaged" in caplog.text
+    path.write_bytes(whole)
+    eventually(lambda: client.get("/readyz").json()["status"] == "ready")
+    writer.add_labels([("b", "stone")])
+    eventually(lambda: total(client) == world.num_labels + 2)
+
+
+def test_no_error_ends_the_follower(connect, run, world, monkeypatch):
+    client = connect({"run": run}, follow_seconds=0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(Predictor, "refresh_labels", lambda self: 1 / 0)
+        eventually(lambda: client.get("/readyz").json()["status"] == "degraded")
+    Predictor.load(run, persistent=True).add_labels([("a", "river")])
+    eventually(lambda: total(client) == world.num_labels + 1)
+
+
+def test_a_service_whose_searches_fail_or_hang_is_not_ready(connect, run, monkeypatch):
+    client = connect({"run": run})
+    served = client.app.state.runs.default
+    assert client.get("/readyz").status_code == 200
+    for broken in (lambda *_, **__: 1 / 0, lambda *_, **__: time.sleep(1)):
+        served._answered_at = float("-inf")
+        with monkeypatch.context() as patch:
+            patch.setattr("dexter.serving.runs._SEARCH_SECONDS", 0.2)
+            patch.setattr(Predictor, "predict", broken)
+            answer = client.get("/readyz")
+        assert answer.status_code == 503 and answer.json()["code"] == "search" and answer.headers["Retry-After"]
+    served._answered_at = float("-inf")
+    assert client.get("/readyz").status_code == 200
+
+
+def test_a_full_disk_is_no_bug_and_shows_in_readiness(connect, run, monkeypatch):
+    import errno
+    import tempfile
+
+    client = connect({"run": run})
+    label = {"labels": [{"id": "a", "text": "river"}]}
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", full)
+        answer = client.post("/v1/labels", json=label)
+    assert answer.status_code == 503 and answer.headers["Retry-After"]
+    assert "could not be written" in client.get("/readyz").json()["problems"][0]
+    assert client.post("/v1/labels", json=label).status_code == 200
+    assert client.get("/readyz").json()["status"] == "ready"
+
+
+def test_a_pipe_among_the_results_blocks_nothing(connect, run):
+    import os
+
+    (run / "results").mkdir(exist_ok=True)
+    for name in ("x.json", "x.misses.jsonl"):
+        os.mkfifo(run / "results" / name)
+    (run / "results" / "y.json").symlink_to("nowhere")
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    client = connect({"run": run})
+    for page in ("/labels", "/labels?label=L1", "/training"):
+        assert client.get(page).status_code == 200
+
+
+def test_a_model_published_while_the_old_one_is_loaded(connect, run, world, tmp_path, monkeypatch):
+    """The new one is served, and its labels are never put on the old one."""
+    from dexter.predict import predictor as module
+
+    other = tmp_path / "other"
+    dexter.train(world, recipe="dexter", out=other, overrides={**SMALL, "train.epochs": 1})
+    load, loads = module._load_model, []
+
+    def load_slowly(*arguments, **settings):
+        model = load(*arguments, **settings)
+        loads.append(1)
+        if len(loads) == 1:
+            (run / "model").rename(tmp_path / "old")
+            shutil.copytree(other / "model", run / "model")
+        return model
+
+    monkeypatch.setattr(module, "_load_model", load_slowly)
+    predictor = Predictor.load(run)
+    expected = Predictor.load(other)
+    assert predictor.fingerprint == expected.fingerprint
+    assert predictor.predict(["river stone"]) == expected.predict(["river stone"])

@@ -51,7 +51,7 @@ from dexter.cli.options import (
 )
 from dexter.cli.recipes import recipes_app
 from dexter.config import DEFAULT_RECIPE
-from dexter.errors import DexterError, UsageError
+from dexter.errors import DexterError, UsageError, printable
 from dexter.processes import read_launch
 
 if TYPE_CHECKING:
@@ -85,6 +85,13 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"dexter {__version__}")
         raise typer.Exit
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Escapes what a terminal would obey: names in files of somebody else may hold control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 def main() -> None:
@@ -122,7 +129,7 @@ def common(
     quiet = quiet or not read_launch().is_first
     level = logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(_PrintableFormatter("%(message)s"))
     log.handlers[:] = [handler]
     log.setLevel(level)
 
@@ -695,7 +702,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 def _fail(message: str, code: int, *, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exc()
-    lines = [" ".join(line.split()) for line in message.splitlines()]
+    lines = [printable(" ".join(line.split())) for line in message.splitlines()]
     launch = read_launch()
     rank = f"rank {launch.rank}: " if launch.size > 1 else ""
     print(f"dexter: error: {rank}{lines[0] if lines else 'unknown'}", *lines[1:], sep="\n", file=sys.stderr)

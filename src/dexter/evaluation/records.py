@@ -27,7 +27,7 @@ from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset
 from dexter.evaluation.report import Report, test_split
-from dexter.files import write_json, write_text
+from dexter.files import open_regular, write_json, write_text
 
 RECORD_VERSION = 1
 MISSED_PLACES = 5
@@ -150,8 +150,12 @@ def write_misses(path: Path, misses: Iterable[Miss]) -> None:
 
 
 def read_misses(path: Path) -> Iterator[Miss]:
-    """Yield what `write_misses` wrote; lines of another form are skipped."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    """Yield what `write_misses` wrote; lines of another form are skipped, and what is no regular file."""
+    try:
+        opened = open_regular(path)
+    except OSError:
+        return
+    with opened as file:
         for line in file:
             try:
                 fields = json.loads(line)

@@ -1,13 +1,16 @@
 """PostgreSQL with the pgvector extension: vectors in a table, an HNSW index over them, one statement per search.
 
-The table is made in one transaction, so that others see the old one or the new one.
+The table is made in one transaction, so that others see the old one or the new one. A connection that the server has
+closed is opened again; a server that does not answer in time is given up.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
 import numpy as np
@@ -20,6 +23,8 @@ _MAX_DIMENSIONS = 2_000
 """Limit of pgvector's HNSW over float32."""
 _LINKS, _BREADTH = 16, 100
 _QUERIES_AT_ONCE = 64
+_CONNECT_SECONDS, _ANSWER_SECONDS = 5, 10.0
+"""How long to wait for a connection, and for the answer to a search."""
 
 
 class PgvectorEngine(Engine):
@@ -68,8 +73,25 @@ class PgvectorEngine(Engine):
 
     def candidates(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
         """Return the rows that the server finds."""
+        with self._lock, _server_errors(self._address):
+            if self._connection.closed:
+                self._connection = _open(self._address)
+            try:
+                with _hang_up_later(self._connection):
+                    return self._search(queries_ND, num_candidates)
+            except ResourceError:
+                raise
+            except Exception:
+                if not self._connection.closed:
+                    raise
+            # The server was restarted, or has closed the connection while it was idle.
+            self._connection = _open(self._address)
+            with _hang_up_later(self._connection):
+                return self._search(queries_ND, num_candidates)
+
+    def _search(self, queries_ND: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
         rows_NW = np.full((len(queries_ND), num_candidates), -1, dtype=np.int64)
-        with self._lock, _server_errors(self._address), self._connection.transaction():
+        with self._connection.transaction():
             self._run(f"SET LOCAL hnsw.ef_search = {num_candidates}")
             # Without this the server may prefer to sort the whole table.
             self._run("SET LOCAL enable_seqscan = off")
@@ -91,13 +113,9 @@ class PgvectorEngine(Engine):
     @classmethod
     def _connect(cls, address: DatabaseAddress | None, *, num_rows: int) -> Self:
         address = checked_address(address, backend="pgvector", example="postgresql://user@host/database")
-        psycopg = require("psycopg", extra="pgvector", purpose="an index in PostgreSQL")
-        types = require("pgvector.psycopg", extra="pgvector", purpose="an index in PostgreSQL")
+        require("psycopg", extra="pgvector", purpose="an index in PostgreSQL")
         with _server_errors(address):
-            connection = psycopg.connect(address.url, autocommit=True)
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            types.register_vector(connection)
-        return cls(connection, address, num_rows=num_rows)
+            return cls(_open(address), address, num_rows=num_rows)
 
     def _run(self, statement: str, values: tuple[Any, ...] = ()) -> Any:
         """Run a statement in which {table} stands for the table's name."""
@@ -120,6 +138,40 @@ class PgvectorEngine(Engine):
                 copy.write_row((row, vector))
 
 
+def _open(address: DatabaseAddress) -> Any:
+    """Connect to the server."""
+    psycopg = require("psycopg", extra="pgvector", purpose="an index in PostgreSQL")
+    types = require("pgvector.psycopg", extra="pgvector", purpose="an index in PostgreSQL")
+    connection = psycopg.connect(address.url, autocommit=True, connect_timeout=_CONNECT_SECONDS)
+    with _hang_up_later(connection):
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        types.register_vector(connection)
+    return connection
+
+
+@contextmanager
+def _hang_up_later(connection: Any) -> Iterator[None]:
+    """Close the connection's socket if the block takes too long: a server that hangs keeps no time-out of its own."""
+    has_hung_up = threading.Event()
+
+    def hang_up() -> None:
+        has_hung_up.set()
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_ANSWER_SECONDS, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if has_hung_up.is_set():
+            raise ResourceError(f"PostgreSQL did not answer within {_ANSWER_SECONDS:g} s: check the server") from error
+        raise
+    finally:
+        timer.cancel()
+
+
 @contextmanager
 def _server_errors(address: DatabaseAddress) -> Iterator[None]:
     """Turn what the server or its driver refuses into one line, without the address, which may hold a password."""
@@ -127,7 +179,7 @@ def _server_errors(address: DatabaseAddress) -> Iterator[None]:
 
     try:
         yield
-    except psycopg.OperationalError as error:
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise ResourceError(f"PostgreSQL cannot be reached: {_first_line(error)}: check the address") from error
     except psycopg.Error as error:
         raise ModelError(f"PostgreSQL, table {address.name}: {_first_line(error)}") from error

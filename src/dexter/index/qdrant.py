@@ -22,6 +22,8 @@ from dexter.index.base import DatabaseAddress, Engine, SavedEngine, checked_addr
 log = logging.getLogger("dexter")
 
 _POINTS_AT_ONCE, _QUERIES_AT_ONCE = 1_000, 64
+_ANSWER_SECONDS = 10
+"""How long to wait for the server; the client connects again by itself."""
 _LOCAL_CLIENTS: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """The open folders of local mode, each of which can be opened only once."""
 
@@ -90,7 +92,8 @@ class QdrantEngine(Engine):
         with _client_errors(address):
             client = _LOCAL_CLIENTS.get(address.url)
             if "://" in address.url:
-                client = library.QdrantClient(url=address.url, api_key=os.environ.get("QDRANT_API_KEY"))
+                key = os.environ.get("QDRANT_API_KEY")
+                client = library.QdrantClient(url=address.url, api_key=key, timeout=_ANSWER_SECONDS)
             elif client is None:
                 # The client would warn at every call.
                 warnings.filterwarnings("ignore", message="Local mode is not recommended", category=UserWarning)

@@ -99,6 +99,10 @@ _LARGEST_VALUE = 1e9
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 
 
+class LabelsBusy(ResourceError):
+    """Raised when another process is changing the labels."""
+
+
 class ChangedLabel(NamedTuple):
     """A label that differs from the published model."""
 
@@ -372,8 +376,8 @@ class LabelStore:
             return ResourceError(f"{self.path}: cannot be read or written ({error}): check permissions and the disk")
         return self._damaged(str(error))
 
-    def _busy(self) -> ResourceError:
-        return ResourceError(f"{self.path}: another process is changing the labels: wait until it is done and repeat")
+    def _busy(self) -> LabelsBusy:
+        return LabelsBusy(f"{self.path}: another process is changing the labels: wait until it is done and repeat")
 
     def _damaged(self, reason: str) -> ModelError:
         return ModelError(f"{self.path}: damaged ({reason}): {_REMEDY}")
@@ -621,6 +625,8 @@ def model_folder(run: str | Path) -> Path:
         raise ModelError(
             f"{folder}: the run has no model yet: let it finish, or continue it with `dexter train --resume`"
         )
+    if published.is_symlink():  # Whoever made the run folder would choose what is changed.
+        raise ModelError(f"{published}: a link: give the folder that it leads to instead")
     return published if published.is_dir() else folder
 
 

@@ -16,6 +16,7 @@ named here too.
 from dexter.model.edits import ChangeResult, LabelChange, LabelRefused, VersionConflict
 from dexter.model.labels import LabelEntry, Labels, new_label_id
 from dexter.model.similar import Duplicate, SimilarLabel
+from dexter.model.store import LabelEdit, LabelsBusy
 from dexter.predict.explain import MAX_PREVIEW_RANK, Explanation, LabelPreview, Word
 from dexter.predict.neighbours import Neighbour
 from dexter.predict.predictor import EmbeddedText, Prediction, Predictor
@@ -29,10 +30,12 @@ __all__ = [
     "EmbeddedText",
     "Explanation",
     "LabelChange",
+    "LabelEdit",
     "LabelEntry",
     "LabelPreview",
     "LabelRefused",
     "Labels",
+    "LabelsBusy",
     "Neighbour",
     "Prediction",
     "Predictor",

@@ -152,7 +152,11 @@ class Predictor:
         """
         folder = model_folder(run)
         reload = partial(_load_model, folder, device=device, runtime=runtime)
-        model, known = reload(), fingerprint(folder)
+        known = fingerprint(folder)
+        model = reload()
+        while known != fingerprint(folder):  # Another model was published meanwhile.
+            known = fingerprint(folder)
+            model = reload()
         scoring = read_scoring(folder, fingerprint=known)
         return cls(
             model,

@@ -195,6 +195,13 @@ class EmbeddingsResponse(BaseModel):
     inputs_left_out: int = 0
 
 
+class Readiness(BaseModel):
+    """Whether requests are answered."""
+
+    status: Literal["ready", "degraded"]
+    problems: list[str] = Field(description="What does not work; texts are answered nevertheless.")
+
+
 class FieldError(BaseModel):
     """An error in a field of the request."""
 

@@ -31,6 +31,7 @@ from dexter.serving.protocol import (
     PredictRequest,
     PredictResponse,
     RankedLabel,
+    Readiness,
     RenameLabelsRequest,
     RunName,
     SimilarLabels,
@@ -286,13 +287,15 @@ def status_routes(runs: ServedRuns, metrics: Metrics, traffic: OpenRequests) -> 
         return {"status": "ok"}
 
     @router.get("/readyz")
-    async def readyz() -> dict[str, str]:
-        """Say whether requests are answered: 503 while the service is stopping, or a run has no model yet."""
+    async def readyz() -> Readiness:
+        """Say whether requests are answered: 503 while the service is stopping, a run has no model or a search fails.
+
+        `degraded` means that texts are answered, but labels are not followed or were not written; `problems` says why.
+        """
         if traffic.draining:
             raise Problem(503, "draining", "the service is stopping", headers={"Retry-After": "5"})
-        if not all(run.is_ready for run in runs):
-            raise Problem(503, "no_model", "a run has no model yet", headers={"Retry-After": "5"})
-        return {"status": "ready"}
+        problems = [f"{run.name}: {problem}" for run in runs for problem in await run.check_ready()]
+        return Readiness(status="degraded" if problems else "ready", problems=problems)
 
     @router.get("/info")
     async def info() -> dict[str, Any]:

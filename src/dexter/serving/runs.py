@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from dexter.errors import DexterError, ModelError, UsageError
+from dexter.errors import DexterError, ModelError, ResourceError, UsageError
 from dexter.predict import (
     ChangeResult,
     EmbeddedText,
     Explanation,
     LabelChange,
+    LabelsBusy,
     Prediction,
     Predictor,
     RankingChoice,
@@ -38,6 +41,10 @@ log = logging.getLogger("dexter")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DIAL_DIGITS = 2
 """Digits that a dial is rounded to, so that a slider does not ask for a thousand predictors."""
+_SEARCH_SECONDS, _ANSWERED_OF_LATE_SECONDS = 2.0, 5.0
+"""How long a readiness check waits for a search, and for how long after an answer it needs none."""
+_FOLLOW_SECONDS = 60.0
+"""How long taking up a change, such as a new model, may take before readiness tells."""
 T = TypeVar("T")
 Side = Literal["query", "label"]
 
@@ -104,6 +111,12 @@ class ServedRun:
         """Fingerprints of the model and the index that were loaded from the folder."""
         self._variants: OrderedDict[RankingChoice, tuple[Predictor, int, Predictor]] = OrderedDict()
         """By ranking: the predictor it was made from, the version of its labels, and the predictor."""
+        self._answered_at = -math.inf
+        """When a prediction succeeded last."""
+        self._followed_at = time.monotonic()
+        """When the follower of the folder last looked."""
+        self._follow_error = ""
+        self._is_last_write_lost = False
         if self.folder is not None:
             self._load_first(self.folder)
         self.start()
@@ -181,7 +194,15 @@ class ServedRun:
         `by` is who changes them, for the history.
         """
         edit = partial(self.predictor.edit_labels, change, expected=expected, by=by)
-        return await asyncio.get_running_loop().run_in_executor(self._editor, edit)
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._editor, edit)
+        except LabelsBusy:
+            raise
+        except (ResourceError, OSError):
+            self._is_last_write_lost = True
+            raise
+        self._is_last_write_lost = False
+        return result
 
     async def read_labels(self, read: Callable[[Predictor], T]) -> tuple[int, T]:
         """Call `read` in a thread; return the version of the labels that it saw, and its result."""
@@ -189,16 +210,38 @@ class ServedRun:
 
     async def follow_folder(self) -> None:
         """Take up what changes in the run folder, until cancelled; log an error once and try again."""
-        last_error = ""
         while True:
             await asyncio.sleep(self._settings.follow_seconds)
+            error = ""
             try:
                 await asyncio.get_running_loop().run_in_executor(self._editor, self._take_up_changes)
-                last_error = ""
-            except DexterError as error:
-                if str(error) != last_error:
-                    log.warning("%s", error)
-                last_error = str(error)
+            except DexterError as refused:
+                error = str(refused)
+            except Exception as unexpected:  # What caused it may be repaired.
+                error = f"{self.folder}: what changed there cannot be taken up: {unexpected!r}"
+            if error and error != self._follow_error:
+                log.warning("%s", error)
+            self._follow_error, self._followed_at = error, time.monotonic()
+
+    async def check_ready(self) -> list[str]:
+        """Raise a 503 unless texts are answered, by a search if there was none of late; return what else is wrong."""
+        predictor = self.predictor
+        if time.monotonic() - self._answered_at > _ANSWERED_OF_LATE_SECONDS:
+            try:
+                await asyncio.wait_for(self.predict(["ready"], PredictOptions(k=1)), _SEARCH_SECONDS)
+            except Exception as error:
+                log.warning("%s: not ready: %s", self.name, str(error) or type(error).__name__)
+                detail = "a search fails or takes too long: the worker, the index or its database is to blame"
+                raise Problem(503, "search", detail, headers={"Retry-After": "5"}) from None
+        found = []
+        if self.folder is not None:
+            if self._follow_error:
+                found.append("what changed in the run folder cannot be taken up: the log says why")
+            elif time.monotonic() - self._followed_at > self._settings.follow_seconds + _FOLLOW_SECONDS:
+                found.append("the run folder is not followed any more")
+        if self._is_last_write_lost:
+            found.append(f"the last label edit could not be written (the labels are at version {predictor.version})")
+        return found
 
     def _load_first(self, folder: Path) -> None:
         try:
@@ -241,6 +284,7 @@ class ServedRun:
             )
 
         version, (predictor, found) = _read_one_version(self.predictor, rank)
+        self._answered_at = time.monotonic()
         return [Answer(version, labels, predictor) for labels in found]
 
     def _variant(self, base: Predictor, choice: RankingChoice) -> Predictor:

@@ -53,6 +53,8 @@ from dexter.errors import DataError, require
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _SAMPLE_ROWS = 200
 _BATCH_ROWS = 1024
+_BYTES_PER_VALUE = 8
+"""At least so many bytes does a value of a Parquet file take in memory."""
 
 _Row = tuple[int, list[Cell] | BadRecord]
 """The line (or, in Parquet, the row) a record starts at, and its cells or what is wrong with it."""
@@ -293,36 +295,100 @@ def _long_fields() -> Iterator[None]:
 
 
 class _ParquetFile:
-    """A Parquet file, read in batches."""
+    """A Parquet file, read in batches, of which no more is decoded than its size allows.
+
+    A few bytes can stand for gigabytes: a long string that many rows refer to, or a list of a billion equal values.
+    Strings are therefore read as dictionaries, whose size is known before they are expanded. Lists can be read so only
+    where all of a group of rows is encoded in one way: there, that is how they are measured before they are read.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         parquet = require("pyarrow.parquet", extra="data", purpose="reading Parquet")
         try:
-            self._file = parquet.ParquetFile(path)
-            self.names: list[str] = [str(name) for name in self._file.schema_arrow.names]
+            plain = parquet.ParquetFile(path)
+            leaves = map(plain.schema.column, range(len(plain.schema)))
+            strings = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+            self._lists = [name for name in strings if "." in name]
+            flat = [name for name in strings if "." not in name]
+            self._file = parquet.ParquetFile(path, read_dictionary=flat)
+            self._measured_file = parquet.ParquetFile(path, read_dictionary=self._lists)
+            self.names: list[str] = [str(name) for name in plain.schema_arrow.names]
         except (OSError, ValueError, RuntimeError) as error:
             raise _parquet_error(path, error) from None
 
     def rows(self, used: Sequence[int]) -> Iterator[_Row]:
         """Yield each row with its cells, of which only the used ones are filled."""
         names = [self.names[position] for position in used]
-        row, seen, limit = 0, 0, decompressed_limit(self._path)
+        row, seen = 0, 0
+        self._check_size(self._announced_bytes(names), row)
+        self._check_size(self._measure_lists(names), row)
         batches = self._file.iter_batches(batch_size=_BATCH_ROWS, columns=names, use_threads=False)
         while True:
             try:
                 batch = next(batches, None)
-                columns = [] if batch is None else [batch.column(name).to_pylist() for name in names]
+                if batch is None:
+                    return
+                seen += sum(_decoded_bytes(batch.column(name)) for name in names)
+                self._check_size(seen, row)
+                columns = [_decoded(batch.column(name)).to_pylist() for name in names]
             except (OSError, ValueError, RuntimeError, MemoryError, OverflowError, KeyError) as error:
+                if isinstance(error, DataError):
+                    raise
                 raise _parquet_error(self._path, error) from None
-            if batch is None:
-                return
-            seen += batch.nbytes
-            if seen > limit:
-                raise DataError(f"holds more than {limit:,} bytes: {limit_advice()}", path=self._path, line=row + 1)
             for cells in zip(*columns, strict=True):
                 row += 1
                 yield row, _plain_cells(dict(zip(used, cells, strict=True)), width=len(self.names))
+
+    def _announced_bytes(self, names: Sequence[str]) -> int:
+        """Return the size of the columns as the file tells it: bytes of its pages, or some for each value."""
+        metadata, total = self._file.metadata, 0
+        for group in range(metadata.num_row_groups):
+            chunks = map(metadata.row_group(group).column, range(metadata.num_columns))
+            for chunk in chunks:
+                if chunk.path_in_schema.partition(".")[0] in names:
+                    total += max(chunk.total_uncompressed_size, _BYTES_PER_VALUE * chunk.num_values)
+        return total
+
+    def _measure_lists(self, names: Sequence[str]) -> int:
+        """Return the size of the lists of strings once they are expanded, as far as it can be known."""
+        total, used = 0, [name for name in self._lists if name.partition(".")[0] in names]
+        for group in range(self._measured_file.metadata.num_row_groups) if used else ():
+            try:
+                table = self._measured_file.read_row_group(group, columns=used, use_threads=False)
+            except (
+                OSError,
+                ValueError,
+                RuntimeError,
+            ):  # In several encodings, or damaged.
+                continue
+            total += sum(_decoded_bytes(chunk) for column in table.columns for chunk in column.chunks)
+        return total
+
+    def _check_size(self, num_bytes: int, row: int) -> None:
+        limit = decompressed_limit(self._path)
+        if num_bytes > limit:
+            raise DataError(f"holds more than {limit:,} bytes: {limit_advice()}", path=self._path, line=row + 1)
+
+
+def _decoded_bytes(array: Any) -> int:
+    """Return the size of an array once its dictionaries are expanded."""
+    import pyarrow.compute as compute
+    from pyarrow import types
+
+    if types.is_list(array.type) or types.is_large_list(array.type):
+        return int(array.nbytes) + _decoded_bytes(array.flatten())
+    if types.is_dictionary(array.type):
+        lengths = compute.binary_length(array.dictionary)
+        return int(compute.sum(lengths.take(array.indices)).as_py() or 0) + int(array.indices.nbytes)
+    return int(array.nbytes)
+
+
+def _decoded(array: Any) -> Any:
+    """Return the array with plain strings in place of a dictionary."""
+    from pyarrow import types
+
+    return array.dictionary_decode() if types.is_dictionary(array.type) else array
 
 
 def _plain_cells(values: dict[int, Any], *, width: int) -> list[Cell] | BadRecord:

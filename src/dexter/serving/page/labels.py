@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dexter.evaluation.records import Miss, read_misses
+from dexter.files import read_regular
 from dexter.predict import LabelEntry, Predictor, SimilarLabel
 from dexter.serving.page.view import Renderer, page_router
 from dexter.serving.problems import Problem
@@ -117,7 +118,7 @@ async def _describe_label(run: ServedRun, label_id: str) -> LabelDetail:
 
 def read_tables(folder: Path) -> list[BandTable]:
     """Read the evaluations in a run folder, newest first; other files are ignored."""
-    found = sorted((folder / "results").glob("*.json"), key=lambda path: -path.stat().st_mtime)
+    found = sorted((folder / "results").glob("*.json"), key=lambda path: -path.lstat().st_mtime)
     return [table for path in found if (table := _read_table(path)) is not None]
 
 
@@ -129,9 +130,7 @@ def read_missed_texts(folder: Path, label_id: str) -> list[Miss]:
 
 def _read_table(path: Path) -> BandTable | None:
     try:
-        if path.stat().st_size > _MAX_RECORD_BYTES:
-            return None
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
+        record: Any = json.loads(read_regular(path, limit=_MAX_RECORD_BYTES))
         overall, by_band = dict(record["metrics"]), dict(record["by_frequency"])
         head = record.get("model", {}).get("head") or "?"
         metrics = [name for name in _METRICS if name in overall]

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from dexter.config import load_config
 from dexter.errors import DexterError
+from dexter.files import open_regular
 from dexter.serving.page.view import Renderer, page_router
 from dexter.serving.runs import ServedRuns
 from dexter.training.run import is_finished
@@ -128,7 +129,8 @@ def _read_progress(folder: Path) -> TrainingProgress:
     last = next((record for record in reversed(records) if record.get("kind") == "train"), nothing)
     best = next((record for record in reversed(records) if record.get("best") is True), nothing)
     try:
-        epochs = float(load_config(folder / "config.toml").train.epochs)
+        is_file = (folder / "config.toml").is_file()
+        epochs = float(load_config(folder / "config.toml").train.epochs) if is_file else None
     except (DexterError, OSError):
         epochs = None
     return TrainingProgress(
@@ -145,7 +147,7 @@ def _read_progress(folder: Path) -> TrainingProgress:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Read the records of a JSON lines file; incomplete lines are skipped."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - _MAX_BYTES))
             lines = file.read().split(b"\n")
     except OSError:
