@@ -17,12 +17,12 @@ psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: no Po
 @pytest.fixture
 def engine(postgres):
     vectors, _ = make_vectors(num_labels=100)
-    return pgvector.PgvectorEngine.build(vectors.numpy(), address=DatabaseAddress(url=postgres, name="dexter_trouble"))
+    return pgvector.PgvectorEngine.build(vectors, address=DatabaseAddress(url=postgres, name="dexter_trouble"))
 
 
 def search(engine):
     _, queries = make_vectors(num_labels=100, num_queries=3)
-    return engine.candidates(queries.numpy(), 10).tolist()
+    return engine.candidates(queries, 10).tolist()
 
 
 def test_a_connection_that_the_server_closed_is_opened_again(engine, postgres):
