@@ -310,7 +310,7 @@ def tile_bytes(config: Config, queries: int, labels: int, *, separate: bool = Fa
     streaming = Streaming(memory_budget=config.loss.memory_megabytes * MIB)
     tiles = plan_tiles(streaming, queries, labels, device_type="cuda" if separate else "cpu")
     held = tiles.row_block * (labels if tiles.keep else tiles.label_chunk)
-    work = 2 * tiles.row_block * min(tiles.label_chunk, labels)
+    work = 3 * tiles.row_block * min(tiles.label_chunk, labels)
     return FLOAT * (held + work)
 
 
