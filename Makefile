@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOCK := uv pip compile -q --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
 
 .DEFAULT_GOAL := help
 
@@ -36,11 +37,18 @@ test-gpu: $(STAMP)  ## The tests that need a CUDA device; writes gpu-report.json
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.gpu
 
 .PHONY: check
-check: $(STAMP)  ## Lint, types, and the tests of the architecture.
+check: $(STAMP)  ## Lint, types, the tests of the architecture, and the audit of the locked versions.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py tests/test_layers.py
+	$(BIN)/python constraints/audit.py
+
+.PHONY: lock
+lock:  ## Write the lock files anew (needs uv); that of development without the packages of CUDA.
+	$(LOCK) --extra serve pyproject.toml > constraints/serve.lock
+	$(LOCK) -c constraints/cpu.txt --all-extras pyproject.toml \
+		| awk '/^[a-z0-9]/ {keep = !/^(nvidia|triton|cuda)/} keep' > constraints/dev.lock
 
 .PHONY: format
 format: $(STAMP)  ## Format the code.

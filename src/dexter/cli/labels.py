@@ -57,13 +57,14 @@ def add(
     labels = read_label_file(input_path) if input_path is not None else [(label_id or "", text or "")]
     predictor = _open(run, persistent=not dry_run)
     result = predictor.add_labels(labels, reuse_ids=reuse_ids, by=_user())
-    if dry_run:
-        for known_id, known_text in labels[:_SHOWN_LABELS]:
-            log.info("  %s  %s", known_id, known_text)
-        if len(labels) > _SHOWN_LABELS:
-            log.info("  ... and %s more", f"{len(labels) - _SHOWN_LABELS:,}")
-    done = f"{len(labels):,} would be added, nothing is written" if dry_run else f"{len(labels):,} added"
-    _report(run, predictor, result, done, as_json)
+    if not dry_run:
+        _report(run, predictor, result, f"{len(labels):,} added", as_json)
+        return
+    for known_id, known_text in labels[:_SHOWN_LABELS]:
+        log.info("  %s  %s", known_id, known_text)
+    if len(labels) > _SHOWN_LABELS:
+        log.info("  ... and %s more", f"{len(labels) - _SHOWN_LABELS:,}")
+    _report(run, predictor, result, f"a trial, nothing is written: {len(labels):,} added", as_json)
 
 
 @labels_app.command("remove")
