@@ -157,3 +157,26 @@ def test_a_second_writer_is_one_line(run, place):  # noqa: F811
     assert run("labels", "add", place, "w", "x")[0] == 0
     with LabelStore(place / "model", fingerprint=fingerprint(place / "model"), dimension=32, num_priors=1).writing():
         assert "another process is changing the labels" in error_line(run("labels", "add", place, "x", "y"), 5)
+
+
+def test_the_verbs_of_the_history(run, place, tmp_path):  # noqa: F811
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text(
+        "".join(json.dumps({"id": f"w{number}", "text": f"wrong {number}"}) + "\n" for number in range(120))
+    )
+    code, out, err = run("labels", "add", place, "--input", wrong, "--dry-run")
+    assert code == 0 and "nothing is written: 120 added" in out and "w4  wrong 4" in err and "and 115 more" in err
+    assert run("labels", "history", place)[1] == ""
+    assert run("labels", "add", place, "--input", wrong)[0] == 0
+    assert run("labels", "backup", place, tmp_path / "copy.sqlite")[0] == 0
+    code, out, _ = run("labels", "undo", place)
+    assert code == 0 and "120 removed (undoes 1); now 37 labels, version 2" in out
+    newest, oldest = run("labels", "history", place)[1].splitlines()
+    assert "120 removed (undoes 1)" in newest and "120 added, undone" in oldest
+    assert json.loads(run("labels", "history", place, "--label", "w3", "--json")[1])[-1]["added"] == 120
+    assert "now 157 labels, version 3" in run("labels", "restore", place, tmp_path / "copy.sqlite")[1]
+    assert "whole; 157 labels, 120 changed since training" in run("labels", "verify", place)[1]
+    (place / "model" / "labels.sqlite").write_bytes(b"x" * 5_000)
+    error_line(run("labels", "verify", place), 4)
+    assert run("labels", "restore", place, tmp_path / "copy.sqlite")[0] == 0
+    assert len(Predictor.load(place).labels.ids) == 157
