@@ -23,7 +23,7 @@ from dexter.recipes import read_recipe
 
 _METRIC = re.compile(r"(P|R|nDCG|PSP|PSnDCG|MRR)@[1-9][0-9]*")
 
-MAX_VALIDATION_QUERIES = 5_000
+MAX_VALIDATION_QUERIES = 2_000
 """At most this many training queries are held out for validation."""
 MAX_TUNING_QUERIES = 2_000
 """At most this many validation queries decide how predictions are made: head, neighbours, probabilities."""

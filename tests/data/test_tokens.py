@@ -82,6 +82,7 @@ def test_select_equals_a_loop(texts):
     found = tokenize(texts, make_tokenizer(), max_length=64, max_characters=1000)
     generator = np.random.default_rng(1)
     empty_row = texts.index("")
+    assert found.lengths_of(np.array([5, 5, empty_row])).tolist() == [*[found.lengths[5]] * 2, 0]
     for rows in (generator.integers(0, len(texts), 97), [], [empty_row], [len(texts) - 1, 0, 0, -1]):
         selected = found.select(rows)
         expected = [row_ids(found, range(len(texts))[row]) for row in rows]

@@ -58,6 +58,10 @@ class Tokens:
         """Number of tokens of each text."""
         return np.diff(self.offsets)
 
+    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the number of tokens of some texts."""
+        return np.asarray(self.offsets[1:][rows] - self.offsets[:-1][rows])
+
     def part(self, rows: slice) -> Tokens:
         """Return a run of consecutive texts, sharing their memory."""
         start, stop, _ = rows.indices(len(self))

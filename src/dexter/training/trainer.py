@@ -20,7 +20,7 @@ from dexter.batches.sampler import Sampler
 from dexter.config import DEFAULT_RECIPE, MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset
 from dexter.data.own_labels import find_own_labels
-from dexter.data.tokens import Tokens
+from dexter.data.tokens import Ragged, Tokens
 from dexter.encoders import build_encoder, embed
 from dexter.encoders.static import StaticEncoder
 from dexter.encoders.transformer import TransformerEncoder
@@ -226,6 +226,8 @@ class Trainer:
                             f"continue with --resume --out {self.folder}",
                             signal_number=int(signal_number),
                         )
+                if saved_step != self.step:
+                    self.save()
                 self._finish(keep_checkpoints=keep_checkpoints)
         finally:
             training_log.close()
@@ -267,15 +269,20 @@ class Trainer:
             }
 
         def objective(queries_BD: Tensor, texts_UD: Tensor | None = None) -> Tensor:
+            if texts_UD is None and self.objective.needs_label_texts:
+                queries_BD, texts_UD = torch.split(queries_BD, [len(queries_BD) - len(texts), len(texts)])
             if cache is not None and texts_UD is not None:
                 texts_UD = cache.combine(texts_UD, texts)
             labels_MD = None if texts_UD is None else spread(texts_UD, text_of_label)
             loss: Tensor = self.objective(queries_BD, labels_MD, pool, classifier_pool, num_queries=len(rows))
             return loss
 
-        inputs = [self._encoder_input(self.query_tokens, rows[self.processes.part(len(rows))])]
+        parts = [(self.query_tokens, rows[self.processes.part(len(rows))])]
         if self.objective.needs_label_texts:
-            inputs.append(self._encoder_input(self.label_tokens, texts))
+            parts.append((self.label_tokens, texts))
+        # A static encoder reads queries and labels together: a row of its table that both have is then updated once.
+        together = isinstance(self.encoder, StaticEncoder)
+        inputs = [self._encoder_input(*group) for group in ([parts] if together else [[part] for part in parts])]
         self.encoder.train()
         self.objective.train()
         scale = 1.0 if self.scaler is None else self.scaler.scale
@@ -308,19 +315,20 @@ class Trainer:
             labels = place(model.label_vectors(head="encoder"), self.device)
         self.sampler.refresh(self.step, queries, labels, shard=self.shard, processes=self.processes, watch=self.watch)
 
-    def _encoder_input(self, tokens: Tokens, rows: NDArray[np.int64]) -> EncoderInput:
-        """Some texts, given by their rows in a token table, as gradient caching wants them."""
+    def _encoder_input(self, *parts: tuple[Tokens, NDArray[np.int64]]) -> EncoderInput:
+        """Some texts, given by their rows in token tables, as gradient caching wants them."""
         precision = self.config.train.precision if isinstance(self.encoder, TransformerEncoder) else "float32"
+        lengths = np.concatenate([tokens.lengths_of(rows) for tokens, rows in parts])
 
         def encode(positions: NDArray[np.int64]) -> Tensor:
-            ids, offsets = tokens.select(rows[positions])
+            ids, offsets = _select(parts, positions)
             with autocast(precision, self.device):
                 vectors_ND: Tensor = self.encoder(_tensor(ids, self.device), _tensor(offsets, self.device))
             return vectors_ND
 
         return EncoderInput(
             encode=encode,
-            micro_batches=self.encoder.micro_batches(tokens.lengths[rows]),
+            micro_batches=self.encoder.micro_batches(lengths),
             empty=next(self.encoder.parameters()).new_empty(0, self.encoder.dimension),
         )
 
@@ -442,7 +450,6 @@ class Trainer:
         if self.validation_split is None:
             self.best_step = self.step
             self._publish(self._model())
-        self.save()
         if self.processes.is_first:
             with self.watch("tuning"):
                 self._tune()
@@ -508,6 +515,20 @@ def distinct_texts(texts: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
     first: dict[str, int] = {}
     positions = np.array([first.setdefault(text, len(first)) for text in texts], dtype=np.int64)
     return list(first), positions
+
+
+def _select(parts: Sequence[tuple[Tokens, NDArray[np.int64]]], positions: NDArray[np.int64]) -> Ragged:
+    """Gather texts by their positions among the texts of all parts; ascending where there are several parts."""
+    if len(parts) == 1:
+        return parts[0][0].select(parts[0][1][positions])
+    ends = np.cumsum([len(rows) for _, rows in parts])
+    groups = np.split(positions, np.searchsorted(positions, ends[:-1]))
+    found = [
+        tokens.select(rows[group - end + len(rows)])
+        for (tokens, rows), group, end in zip(parts, groups, ends, strict=True)
+    ]
+    lengths = np.concatenate([np.diff(part.offsets) for part in found])
+    return Ragged(np.concatenate([part.ids for part in found]), np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def _load_dataset(data: str | Path) -> Dataset:
