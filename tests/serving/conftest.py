@@ -1,10 +1,15 @@
-"""A service over the small data set, called without a network."""
+"""A service over the small data set, called without a network, or over sockets of this machine."""
+
+import socket
+import threading
+import time
 
 import pytest
 from starlette.testclient import TestClient
 
 from dexter import Predictor
 from dexter.serving.app import create_app
+from dexter.serving.server import make_server
 from dexter.serving.settings import ServeSettings
 
 BASE = "http://localhost"
@@ -30,3 +35,25 @@ def connect(trained):
 @pytest.fixture
 def client(connect):
     return connect()
+
+
+@pytest.fixture
+def listening(trained):
+    """Start a service with these settings in a thread of this process: its port and its application."""
+    started = []
+
+    def start(predictors=None, **settings):
+        app = create_app(predictors or Predictor.load(trained), ServeSettings(**settings))
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = make_server(app)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        started.append((server, thread))
+        while not server.started:
+            time.sleep(0.01)
+        return listener.getsockname()[1], app
+
+    yield start
+    for server, thread in started:
+        server.should_exit = server.force_exit = True
+        thread.join(20)

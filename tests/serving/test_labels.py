@@ -74,7 +74,7 @@ def test_ids_with_any_characters(client):
         ([{"id": "fresh", "text": "a"}, {"id": "fresh", "text": "b"}], 409),
         ([{"id": "fresh", "text": "a"}, {"id": "", "text": "b"}], 422),
         ([{"id": "fresh", "text": ""}], 422),
-        ([{"id": "fresh", "text": "half \ud800 a pair"}], 422),
+        ([{"id": "fresh", "text": "half \ud800 a pair"}], 400),
         ([], 422),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from dexter import Predictor
 from dexter.serving.app import create_app
+from dexter.serving.keys import make_key
 from dexter.serving.settings import ServeSettings
 
 KEY = "a-key-of-more-than-sixteen-characters"
@@ -32,13 +33,14 @@ def problem(answer, status):
         ("POST", "/v1/predict", {"content": f"{{{SECRET}".encode(), "headers": JSON}, 400),
         ("POST", "/v1/predict", {"content": b"[" * 100_000 + SECRET.encode(), "headers": JSON}, 400),
         ("POST", "/v1/predict", {"content": b'{"inputs":"\xff' + SECRET.encode() + b'"}', "headers": JSON}, 400),
+        ("POST", "/v1/predict", {"content": f'{{"inputs":"{SECRET} \\ud800"}}'.encode(), "headers": JSON}, 400),
         ("POST", "/v1/predict", {"json": {"inputs": SECRET, "k": 1, SECRET: 3}}, 422),
         ("POST", "/v1/predict", {"json": {"inputs": [{"id": SECRET, "txt": SECRET}]}}, 422),
         ("POST", "/v1/predict", {"json": {"inputs": SECRET, "k": SECRET}}, 422),
         ("POST", "/v1/predict", {"json": {"inputs": SECRET, "head": SECRET}}, 422),
         ("POST", "/v1/predict", {"json": {"inputs": SECRET, "model": SECRET}}, 404),
         ("POST", "/v1/predict", {"content": f'{{"inputs":"{SECRET}","k":1e400}}'.encode(), "headers": JSON}, 422),
-        ("POST", "/v1/predict", {"content": SECRET.encode(), "headers": {"content-type": "text/plain"}}, 422),
+        ("POST", "/v1/predict", {"content": SECRET.encode(), "headers": {"content-type": "text/plain"}}, 415),
         ("POST", "/v1/labels", {"json": {"labels": [{"id": SECRET, "text": SECRET}] * 2}}, 409),
         ("DELETE", f"/v1/labels?id={SECRET}", {}, 404),
         ("GET", f"/v1/labels?limit={SECRET}", {}, 422),
@@ -158,7 +160,7 @@ def basic(user, password):
     ],
 )
 def test_keys(connect, headers, allowed):
-    client = connect(keys=(KEY, "other-" + KEY))
+    client = connect(keys=(make_key("one", KEY), make_key("other", "other-" + KEY)))
     for method, path in (("POST", "/v1/predict"), ("GET", "/v1/labels"), ("GET", "/"), ("GET", "/metrics")):
         options = {"json": {"inputs": "river"}} if method == "POST" else {}
         answer = client.request(method, path, headers=headers, **options)
@@ -171,7 +173,7 @@ def test_keys(connect, headers, allowed):
 
 
 def test_the_key_is_told_to_nobody(connect, caplog):
-    client = connect(keys=(KEY,), log_requests=True)
+    client = connect(keys=(make_key("one", KEY),), log_requests=True)
     with caplog.at_level(logging.DEBUG):
         answers = [client.get(path, headers={"x-api-key": KEY}) for path in ("/info", "/metrics", "/openapi.json", "/")]
         answers.append(client.get("/info", headers={"x-api-key": KEY + "x"}))

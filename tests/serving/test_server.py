@@ -1,7 +1,6 @@
 """The service over real sockets: clients that disconnect or are slow, ports in use, signals to a process."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -14,60 +13,11 @@ from contextlib import suppress
 
 import httpx
 import pytest
-import uvicorn
 
 from dexter import Predictor
 from dexter.cli import main as cli
-from dexter.serving.app import create_app
-from dexter.serving.settings import ServeSettings
-
-
-@pytest.fixture
-def listening(trained):
-    """Start a service with these settings in a thread of this process: its port and its application."""
-    started = []
-
-    def start(**settings):
-        app = create_app(Predictor.load(trained), ServeSettings(**settings))
-        listener = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        started.append((server, thread))
-        while not server.started:
-            time.sleep(0.01)
-        return listener.getsockname()[1], app
-
-    yield start
-    for server, thread in started:
-        server.should_exit = server.force_exit = True
-        thread.join(20)
-
-
-POST = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-def request_bytes(inputs, *, length=None, **fields):
-    body = json.dumps({"inputs": inputs, **fields}).encode()
-    return f"{POST}Content-Length: {length or len(body)}\r\n\r\n".encode() + body
-
-
-def connect(port):
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def read_all(connection):
-    """Everything until the other side closes or a whole answer is there."""
-    received = b""
-    while True:
-        part = connection.recv(65_536)
-        received += part
-        head, separator, body = received.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head.lower())
-        if not part or (separator and length and len(body) >= int(length[1])):
-            return received
+from dexter.errors import ResourceError
+from tests.serving.sockets import POST, connect, read_all, request_bytes, start_process, wait_ready
 
 
 def test_half_of_the_clients_leave_and_the_others_are_answered(listening, trained):
@@ -137,31 +87,6 @@ def test_what_is_no_request_disturbs_nobody(listening, sent):
     assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
 
 
-def start_process(*arguments, **environment):
-    """A `dexter serve` of its own, and the address that it names."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dexter", "serve", *map(str, arguments), "--port", "0"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    said = process.stderr.readline()
-    address = re.search(r"http://127\.0\.0\.1:(\d+)", said)
-    assert address, said + process.stderr.read()
-    return process, int(address[1])
-
-
-def wait_ready(port):
-    for _ in range(600):
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.05)
-    raise AssertionError("never ready")
-
-
 def test_sigterm_finishes_what_is_under_way_and_refuses_what_is_new(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     key = "a-key-of-more-than-sixteen-characters"
@@ -207,3 +132,63 @@ def test_what_cannot_be_served_is_told_in_one_line(trained, tmp_path, monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, said = run_cli(monkeypatch, capsys, "serve", trained, "--port", taken.getsockname()[1])
     assert code == 5 and "choose another" in said
+
+
+HANGING = """
+import sys, time
+from pathlib import Path
+from dexter import Predictor
+from dexter.cli.main import common
+from dexter.serving.server import serve
+from dexter.serving.settings import ServeSettings
+
+def hang(*arguments, **options):
+    time.sleep(1_000)
+
+if sys.argv[2] == "thread":
+    Predictor.predict = hang
+else:
+    import dexter.serving.routes
+    dexter.serving.routes.cut_texts = hang  # in the event loop
+common(debug=False, quiet=False, version=False)
+serve({"run": Path(sys.argv[1])}, ServeSettings(port=0, keep_edits=False, drain_seconds=1.0))
+"""
+
+
+@pytest.mark.parametrize("where", ["thread", "loop"])
+def test_sigterm_ends_the_process_whatever_hangs(trained, where):
+    process = subprocess.Popen([sys.executable, "-c", HANGING, str(trained), where], stderr=subprocess.PIPE, text=True)
+    try:
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)", process.stderr.readline())[1])
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=60).status_code == 200
+        with connect(port) as asking:
+            asking.sendall(request_bytes("river"))
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 5
+        assert "something still hangs" in process.stderr.read()
+    finally:
+        process.kill()
+
+
+def test_head_is_get_without_the_body(listening):
+    port, _ = listening()
+    for path in ("/healthz", "/info", "/v1/labels", "/labels", "/static/page.css"):
+        got, head = (httpx.request(method, f"http://127.0.0.1:{port}{path}") for method in ("GET", "HEAD"))
+        assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
+        assert head.headers["content-length"] == got.headers["content-length"]
+    assert httpx.head(f"http://127.0.0.1:{port}/v1/predict").status_code == 405
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ResourceError("disk"), MemoryError()])
+def test_what_the_machine_lacks_is_503_with_a_time_and_logged(client, monkeypatch, caplog, error):
+    def fail(self, *arguments, **options):
+        raise error
+
+    monkeypatch.setattr(Predictor, "predict", fail)
+    monkeypatch.setattr(Predictor, "edit_labels", fail)
+    predict = client.post("/v1/predict", json={"inputs": "river"})
+    change = client.post("/v1/labels", json={"labels": [{"id": "new", "text": "x"}]})
+    for answer, route in ((predict, "/v1/predict"), (change, "/v1/labels")):
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert f"{answer.headers['x-request-id']} POST {route} 503" in caplog.text

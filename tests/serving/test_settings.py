@@ -1,12 +1,13 @@
-"""Settings: what a public address needs, where keys come from, how runs are named."""
+"""Settings: what a public address needs, how runs are named."""
 
 from pathlib import Path
 
 import pytest
 
-from dexter.errors import ResourceError, UsageError
+from dexter.errors import UsageError
+from dexter.serving.keys import make_key
 from dexter.serving.server import name_runs
-from dexter.serving.settings import ServeSettings, keys_from_environment
+from dexter.serving.settings import ServeSettings
 
 KEY = "a-key-of-more-than-sixteen-characters"
 
@@ -20,26 +21,16 @@ def test_an_address_of_this_machine_needs_no_key(host):
 def test_an_address_of_others_needs_a_key_or_a_word(host):
     with pytest.raises(UsageError, match=r"DEXTER_API_KEY.*--insecure"):
         ServeSettings(host=host)
-    assert not ServeSettings(host=host, keys=(KEY,)).is_loopback
-    assert ServeSettings(host=host, insecure=True).keys == ()
+    assert not ServeSettings(host=host, keys=(make_key("one", KEY),)).is_loopback
+    with pytest.raises(UsageError, match="--allow-host"):
+        ServeSettings(host=host, insecure=True)
+    assert ServeSettings(host=host, insecure=True, allowed_hosts=("server",)).keys == ()
 
 
-@pytest.mark.parametrize("wrong", [{"port": -1}, {"port": 65_536}, {"max_inputs": 0}, {"keys": ("short",)}])
+@pytest.mark.parametrize("wrong", [{"port": -1}, {"port": 65_536}, {"max_inputs": 0}, {"max_connections": 0}])
 def test_settings_that_cannot_be_meant(wrong):
     with pytest.raises(UsageError):
         ServeSettings(**wrong)
-
-
-def test_keys_come_from_the_environment_or_a_file(tmp_path):
-    file = tmp_path / "keys"
-    file.write_text(f"{KEY}\n\n second-{KEY} \n")
-    assert keys_from_environment({}) == ()
-    assert keys_from_environment({"DEXTER_API_KEY": f" {KEY}\n"}) == (KEY,)
-    assert keys_from_environment({"DEXTER_API_KEY_FILE": str(file)}) == (KEY, f"second-{KEY}")
-    file.write_text("\n")
-    for path in (file, tmp_path / "nowhere"):
-        with pytest.raises(ResourceError, match="API keys"):
-            keys_from_environment({"DEXTER_API_KEY_FILE": str(path)})
 
 
 def test_runs_are_named_by_their_folder_or_as_told():

@@ -17,9 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dexter import __version__
 from dexter.predict import Prediction
 from dexter.serving.batching import IsDisconnected
-from dexter.serving.problems import Problem
-from dexter.serving.protocol import Text
-from dexter.serving.routes import cut_texts, read_form
+from dexter.serving.problems import Problem, json_body, read_json
+from dexter.serving.routes import check_answer_size, cut_texts, read_form
 from dexter.serving.runs import PredictOptions, ServedRun, ServedRuns
 from dexter.serving.settings import MAX_K
 
@@ -48,19 +47,19 @@ class _Form(BaseModel):
     """The fields of a form that are read; Annif sends others too."""
 
     model_config = ConfigDict(extra="ignore")
-    text: Text
+    text: str
     limit: int = Field(10, ge=0, le=2**31)
     threshold: float = Field(0.0, ge=0.0, le=1.0)
 
 
 class _Document(BaseModel):
-    text: Text
-    document_id: Text | None = None
+    text: str
+    document_id: str | None = None
     metadata: dict[str, Any] = {}
 
 
 class _Batch(BaseModel):
-    documents: list[_Document] = Field(max_length=_MAX_DOCUMENTS)
+    documents: list[_Document] = Field(max_length=_MAX_DOCUMENTS, fail_fast=True)
 
 
 def annif_routes(runs: ServedRuns) -> APIRouter:
@@ -89,17 +88,17 @@ def annif_routes(runs: ServedRuns) -> APIRouter:
         [found] = await suggest_all(run, [form.text], form.limit, form.threshold, request.is_disconnected)
         return _Suggestions(results=found)
 
-    @router.post("/projects/{project_id}/suggest-batch")
+    @router.post("/projects/{project_id}/suggest-batch", openapi_extra=json_body(_Batch))
     async def suggest_batch(
         project_id: str,
-        body: _Batch,
         request: Request,
         limit: Annotated[int, Query(ge=0, le=2**31)] = 10,
         threshold: Annotated[float, Query(ge=0.0, le=1.0)] = 0.0,
         language: Annotated[str, Query(max_length=100)] = "",
     ) -> list[_DocumentSuggestions]:
         """Suggest labels for up to 32 documents."""
-        run, texts = runs.get(project_id), [document.text for document in body.documents]
+        run, body = runs.get(project_id), await read_json(request, _Batch)
+        texts = [document.text for document in body.documents]
         found = await suggest_all(run, texts, limit, threshold, request.is_disconnected)
         return [
             _DocumentSuggestions(results=results, document_id=document.document_id)
@@ -116,9 +115,9 @@ def annif_routes(runs: ServedRuns) -> APIRouter:
             part = rows[start : start + runs.settings.max_inputs]
             inputs = cut_texts([texts[row] for row in part], runs.settings)
             options = PredictOptions(min(limit, MAX_K))
-            for row, answer in zip(
-                part, await run.predict(inputs, options, is_disconnected=is_disconnected), strict=True
-            ):
+            answers = await run.predict(inputs, options, is_disconnected=is_disconnected)
+            check_answer_size([label for answer in answers for label in answer.labels], runs.settings)
+            for row, answer in zip(part, answers, strict=True):
                 found[row] = [each for each in _suggestions(answer.labels) if each.score >= threshold]
         return found
 

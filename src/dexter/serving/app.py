@@ -13,14 +13,8 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from dexter import __version__
 from dexter.predict import Predictor
 from dexter.serving.annif import annif_routes
-from dexter.serving.middleware import (
-    ErrorMiddleware,
-    GateMiddleware,
-    HeadersMiddleware,
-    Metrics,
-    MetricsMiddleware,
-    OpenRequests,
-)
+from dexter.serving.keys import KeyRing
+from dexter.serving.middleware import GateMiddleware, Metrics, OpenRequests, WatchMiddleware
 from dexter.serving.page.app import page_routes
 from dexter.serving.problems import RESPONSES, install_problems
 from dexter.serving.routes import label_routes, predict_routes, status_routes
@@ -34,11 +28,12 @@ def create_app(
     """Make the service over one predictor, or over several by name; a request without a name asks the first.
 
     A path is a run folder: see `ServedRun`. The application owns the predictors from now on. `app.state` has `runs` (by
-    name, with the settings) and `traffic` (requests under way).
+    name, with the settings), `traffic` (requests under way) and `keys`. Limits on connections are those of the server,
+    see `make_server`.
     """
     settings = settings or ServeSettings()
     named = predictors if isinstance(predictors, Mapping) else {"default": predictors}
-    metrics, traffic = Metrics(), OpenRequests()
+    metrics, traffic, keys = Metrics(), OpenRequests(), KeyRing(settings.keys, settings.keys_file)
     runs = ServedRuns(
         [
             ServedRun(name, source, settings, observe_batch=metrics.batches.labels(name).observe)
@@ -55,17 +50,15 @@ def create_app(
         lifespan=_lifespan,
         responses=RESPONSES,
     )
-    app.state.runs, app.state.traffic = runs, traffic
+    app.state.runs, app.state.traffic, app.state.keys = runs, traffic, keys
     for routes in (predict_routes, label_routes, annif_routes, page_routes):
         app.include_router(routes(runs))
     app.include_router(status_routes(runs, metrics, traffic))
     install_problems(app)
     # The last one added is the first to see a request.
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
-    app.add_middleware(GateMiddleware, settings=settings, traffic=traffic)
-    app.add_middleware(ErrorMiddleware)
-    app.add_middleware(MetricsMiddleware, metrics=metrics, log_requests=settings.log_requests)
-    app.add_middleware(HeadersMiddleware)
+    app.add_middleware(GateMiddleware, settings=settings, traffic=traffic, keys=keys)
+    app.add_middleware(WatchMiddleware, metrics=metrics, log_requests=settings.log_requests)
     return app
 
 

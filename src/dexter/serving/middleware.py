@@ -1,7 +1,7 @@
-"""ASGI middleware, from the outside in: response headers, metrics, unexpected errors, and the gate.
+"""ASGI middleware: `WatchMiddleware` around everything, and the gate inside it.
 
 The gate refuses what should not be read at all: unknown hosts, other sites' pages, missing keys, large bodies, requests
-beyond the limit; and it ends requests that take too long.
+beyond a limit; and it ends requests that take too long.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
-import hmac
+import collections
 import logging
 import secrets
 import time
 import traceback
+from collections.abc import Iterable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dexter.serving.problems import Busy, Problem
+from dexter.serving.keys import KeyRing
+from dexter.serving.logs import log_request
+from dexter.serving.problems import AnswerTooLarge, Busy, Problem, Unavailable
 from dexter.serving.settings import ServeSettings
 
 log = logging.getLogger("dexter")
@@ -28,15 +31,15 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
+_HEADERS = [
+    (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
     # Not "no-referrer": a form of our own page would then send the origin "null" and be refused.
-    "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-}
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+]
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -44,29 +47,6 @@ _OPEN_PATHS = ("/healthz", "/readyz")
 """Answered to everyone at any time: health checks ask here."""
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _CLOSE = {"Connection": "close"}
-
-
-class HeadersMiddleware:
-    """Give each request an id and each response the security headers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        request_id = scope.setdefault("state", {})["request_id"] = secrets.token_hex(8)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = request_id
-                headers.setdefault("Cache-Control", "no-store")
-                headers.update(_HEADERS)
-            await send(message)
-
-        return await self.app(scope, receive, send_with_headers)
 
 
 class Metrics:
@@ -82,6 +62,12 @@ class Metrics:
             "dexter_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=registry
         )
         self.in_flight = Gauge("dexter_requests_in_flight", "Requests under way.", registry=registry)
+        self.held_bytes = Gauge(
+            "dexter_held_bytes", "Bytes of request bodies and of answers not read yet.", registry=registry
+        )
+        self.refused = Gauge(
+            "dexter_connections_refused", "Connections ended before a request.", ["reason"], registry=registry
+        )
         self.batches = Histogram(
             "dexter_batch_texts",
             "Texts predicted together.",
@@ -94,8 +80,12 @@ class Metrics:
         self.version = Gauge("dexter_labels_version", "Version of the labels.", ["run"], registry=registry)
 
 
-class MetricsMiddleware:
-    """Count, time and optionally log each request by its route; never by its path, which the client chooses."""
+class WatchMiddleware:
+    """Give each request an id and its response the security headers; count, time and log it; answer unexpected errors.
+
+    Requests are counted by their route, never by their path, which the client chooses. HEAD is answered as GET, without
+    the body.
+    """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, log_requests: bool) -> None:
         self.app, self.metrics, self.log_requests = app, metrics, log_requests
@@ -104,119 +94,130 @@ class MetricsMiddleware:
         """Answer one request."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        started, status = time.perf_counter(), 500
+        started, status, num_bytes = time.perf_counter(), 0, 0
+        state: dict[str, Any] = scope.setdefault("state", {})
+        request_id = state["request_id"] = secrets.token_hex(8)
+        state["key"] = None
+        is_head = scope["method"] == "HEAD"
+        inner = {**scope, "method": "GET"} if is_head else scope
 
         async def watched_send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, num_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = _add_headers(message.get("headers", ()), request_id)
+            else:
+                num_bytes += len(message.get("body", b""))
+                message = {**message, "body": b""} if is_head else message
             await send(message)
 
         try:
-            await self.app(scope, receive, watched_send)
+            await self.app(inner, receive, watched_send)
+        except Exception as error:
+            problem = _explain(error, request_id)
+            if not status:  # otherwise the answer is half sent, and the server closes the connection
+                await problem.response(scope)(scope, receive, watched_send)
         finally:
-            seconds = time.perf_counter() - started
-            route = getattr(scope.get("route"), "path", "other")
+            seconds, status = time.perf_counter() - started, status or 500
+            route = getattr(inner.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.requests.labels(method, route, status).inc()
             self.metrics.seconds.labels(route).observe(seconds)
-            if self.log_requests:
-                request_id = scope["state"]["request_id"]
-                log.info("%s %s %s %d %.1f ms", request_id, scope["method"], route, status, 1_000 * seconds)
+            if self.log_requests or status >= 500:
+                key = state["key"].name if state["key"] else None
+                log_request(request_id, method, route, status, 1_000 * seconds, num_bytes, key)
 
 
-class ErrorMiddleware:
-    """Answer an unexpected error with 500, and log where it happened but not what was sent."""
+def _add_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    completed = [*headers, (b"x-request-id", request_id.encode()), *_HEADERS]
+    if all(name != b"cache-control" for name, _ in headers):
+        completed.append((b"cache-control", b"no-store"))
+    return completed
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        started = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self.app(scope, receive, watched_send)
-        except Exception as error:
-            request_id = scope.get("state", {}).get("request_id")
-            lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]]
-            log.error("%s: %s at %s", request_id, type(error).__name__, lines)
-            if started or scope["type"] != "http":
-                raise
-            problem = Problem(500, "bug", "an error in the service: its log has more under the request id")
-            await problem.response(scope)(scope, receive, send)
+def _explain(error: Exception, request_id: str) -> Problem:
+    """Return the problem of an unexpected error, and log where it happened but not what was sent."""
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]]
+    log.error("%s: %s at %s", request_id, type(error).__name__, lines)
+    if isinstance(error, OSError | MemoryError):
+        return Unavailable("a file, a connection or memory that the service needs is not to be had")
+    return Problem(500, "bug", "an error in the service: its log has more under the request id")
 
 
 class OpenRequests:
-    """Requests under way, and whether the service is stopping."""
+    """Requests under way, what they hold in memory, and whether the service is stopping."""
 
     def __init__(self) -> None:
         self.in_flight = 0
+        self.held_bytes = 0
+        """Bytes of the bodies of requests under way, and of answers that clients have not read."""
+        self.refused: collections.Counter[str] = collections.Counter()
+        """Connections that were ended before their request was complete, by code of the problem."""
         self.draining = False
 
 
 class GateMiddleware:
     """Let a request in, or answer it with a problem without reading its body."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServeSettings, traffic: OpenRequests) -> None:
-        self.app, self.settings, self.traffic = app, settings, traffic
-        self.key_digests = [_digest(key) for key in settings.keys]
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, traffic: OpenRequests, keys: KeyRing) -> None:
+        self.app, self.settings, self.traffic, self.keys = app, settings, traffic, keys
         self.hosts = settings.allowed_hosts or (_LOOPBACK_NAMES if settings.is_loopback else ())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             return await self.app(scope, receive, send)
-        method, headers = scope["method"], Headers(scope=scope)
-        problem = self._check(method, headers)
-        if problem is None and self._is_full:
+        headers = Headers(scope=scope)
+        problem = self._check(scope, headers)
+        # A body of unknown length counts as the largest.
+        num_bytes = self.settings.max_body_bytes if "transfer-encoding" in headers else _body_length(headers)
+        if problem is None and self._is_full(num_bytes):
             await asyncio.sleep(self.settings.busy_wait_seconds)
-            problem = self._check(method, headers)
-        if problem is None and self._is_full:
-            problem = Busy(f"{self.settings.max_in_flight} requests are under way")
+            if self._is_full(num_bytes):
+                problem = Busy("the service has as many requests, or as much of them in memory, as it takes")
+            elif self.traffic.draining:
+                problem = _draining()
         if problem is not None:
             return await problem.response(scope)(scope, receive, send)
         self.traffic.in_flight += 1
+        self.traffic.held_bytes += num_bytes
         try:
             await self._answer_in_time(scope, receive, send)
         finally:
             self.traffic.in_flight -= 1
+            self.traffic.held_bytes -= num_bytes
 
-    @property
-    def _is_full(self) -> bool:
-        return self.traffic.in_flight >= self.settings.max_in_flight
+    def _is_full(self, num_bytes: int) -> bool:
+        too_many = self.traffic.in_flight >= self.settings.max_in_flight
+        return too_many or self.traffic.held_bytes + num_bytes > self.settings.max_held_bytes
 
-    def _check(self, method: str, headers: Headers) -> Problem | None:
+    def _check(self, scope: Scope, headers: Headers) -> Problem | None:
         """Return why a request is refused; None lets it in."""
         if self.traffic.draining:
-            return Problem(503, "draining", "the service is stopping", headers={"Retry-After": "5", **_CLOSE})
+            return _draining()
         # Starlette's TrustedHostMiddleware would answer 400 in plain text, and to health checks too.
         if self.hosts and _host_name(headers.get("host", "")) not in self.hosts:
             return Problem(421, "host", "this service does not answer to this host name: see --allow-host")
-        if method not in _SAFE_METHODS and _is_cross_site(headers):
+        if scope["method"] not in _SAFE_METHODS and _is_cross_site(headers):
             return Problem(403, "origin", "pages of other sites may not write here")
-        if self.key_digests and not self._has_key(headers):
-            challenge = {"WWW-Authenticate": 'Basic realm="dexter", charset="UTF-8"'}
-            return Problem(401, "key", "an API key is needed: Authorization: Bearer KEY", headers=challenge)
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.settings.max_body_bytes:
+        if self.keys:
+            key = scope["state"]["key"] = self.keys.find(_sent_key(headers))
+            if key is None:
+                challenge = {"WWW-Authenticate": 'Basic realm="dexter", charset="UTF-8"'}
+                return Problem(401, "key", "an API key is needed: Authorization: Bearer KEY", headers=challenge)
+            if seconds := self.keys.charge(key):
+                detail = f"this key may send {key.per_minute} requests in a minute: try again in {seconds} s"
+                return Problem(429, "rate", detail, headers={"Retry-After": str(seconds)})
+        if not 0 <= _body_length(headers) <= self.settings.max_body_bytes:
             detail = f"a request may have {self.settings.max_body_bytes:,} bytes"
             return Problem(413, "too_large", detail, headers=_CLOSE)
         return None
 
-    def _has_key(self, headers: Headers) -> bool:
-        given = _digest(_sent_key(headers))
-        # All keys are compared, also after a match, so that the time tells nothing.
-        return sum(hmac.compare_digest(given, digest) for digest in self.key_digests) > 0
-
     async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer within the time-out: 408 if the request was incomplete by then, 504 if the answer was."""
         started = complete = False
+        start: Message | None = None
+        refusal: Problem | None = None
 
         async def watched_receive() -> Message:
             nonlocal complete
@@ -225,8 +226,18 @@ class GateMiddleware:
             return message
 
         async def watched_send(message: Message) -> None:
-            nonlocal started
-            started = True
+            nonlocal started, start, refusal
+            if message["type"] == "http.response.start":
+                start = message
+                return
+            if start is not None:
+                refusal = self._check_room(len(message.get("body", b"")))
+            if refusal is not None:
+                return
+            if start is not None:
+                started = True
+                await send(start)
+                start = None
             await send(message)
 
         try:
@@ -239,7 +250,27 @@ class GateMiddleware:
             problem = Problem(504, "timeout", f"no answer within {limit}: send fewer or shorter texts")
             if not complete:
                 problem = Problem(408, "slow_request", f"the request was incomplete after {limit}", headers=_CLOSE)
-            await problem.response(scope)(scope, receive, send)
+            refusal = problem
+        if refusal is not None:
+            await refusal.response(scope)(scope, receive, send)
+
+    def _check_room(self, num_bytes: int) -> Problem | None:
+        """Return why an answer is not sent: it is too large, or there is no room until others have read theirs."""
+        if num_bytes > self.settings.max_answer_bytes:
+            return AnswerTooLarge(self.settings.max_answer_bytes)
+        if self.traffic.held_bytes + num_bytes > self.settings.max_held_bytes:
+            return Busy("too many answers are waiting to be read")
+        return None
+
+
+def _draining() -> Problem:
+    return Problem(503, "draining", "the service is stopping", headers={"Retry-After": "5", **_CLOSE})
+
+
+def _body_length(headers: Headers) -> int:
+    """Return the length of the body that is announced; -1 if that is not a number."""
+    length = headers.get("content-length", "0")
+    return int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else -1
 
 
 def _host_name(host: str) -> str:
@@ -271,7 +302,3 @@ def _sent_key(headers: Headers) -> str:
             return ""
         return decoded.partition(":")[2]
     return headers.get("x-api-key", "")
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()

@@ -6,20 +6,26 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from dexter.errors import DexterError
+from dexter.errors import DexterError, ResourceError
 from dexter.serving.protocol import ProblemDetails
 
 log = logging.getLogger("dexter")
 _MEDIA_TYPE = "application/problem+json"
-_MAX_ERRORS = 10
+_MAX_ERRORS, _MAX_COUNTED_ERRORS = 10, 100
+_REFERENCE = "#/components/schemas/{model}"
+_BODIES: list[type[BaseModel]] = []
+"""Models of bodies, for the OpenAPI schema."""
+M = TypeVar("M", bound=BaseModel)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ProblemDetails, "description": "The request is refused; `detail` says why."},
     "5XX": {"model": ProblemDetails, "description": "No answer now; `Retry-After` says when to try again."},
@@ -66,6 +72,22 @@ class Busy(Problem):
         super().__init__(429, "busy", f"{reason}: try again in a second", headers={"Retry-After": "1"})
 
 
+class Unavailable(Problem):
+    """Something that the service needs is not to be had now: 503, try again in a few seconds."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(503, "unavailable", f"{reason}: try again in a few seconds", headers={"Retry-After": "5"})
+
+
+class AnswerTooLarge(Problem):
+    """The answer would have too many bytes."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            422, "answer_too_large", f"the answer would exceed {most:,} bytes: ask for fewer texts or labels"
+        )
+
+
 def install_problems(app: FastAPI) -> None:
     """Answer every error of the application with a problem, and describe problems in its OpenAPI schema."""
     app.add_exception_handler(Problem, _on_problem)
@@ -77,7 +99,10 @@ def install_problems(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         """Generate the schema; FastAPI would give problems the media type application/json."""
         if app.openapi_schema is None:
-            for path in generate()["paths"].values():
+            schema = generate()
+            models = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_REFERENCE)
+            schema["components"]["schemas"].update(models[1]["$defs"])
+            for path in schema["paths"].values():
                 for operation in path.values():
                     for status in RESPONSES:
                         content = operation["responses"][status]["content"]
@@ -104,22 +129,48 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_library_error(request: Request, error: Exception) -> Response:
     """Answer an error of the library that no route expected. Its message may quote the input, so it is not sent."""
     log.warning("%s: the library refused a request: %s", request.state.request_id, type(error).__name__)
+    if isinstance(error, ResourceError):
+        return Unavailable("disk, memory or a database that the model needs is not to be had").response(request.scope)
     return Problem(422, "refused", "the model refused this request").response(request.scope)
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = error.errors()
+    return invalid(error.errors()).response(request.scope)
+
+
+async def read_json(request: Request, model: type[M]) -> M:
+    """Read the body of a request as JSON of a model; what is wrong is told, but no more of it than a reader needs."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise Problem(415, "not_json", "expected JSON: Content-Type: application/json")
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        if error.error_count() > _MAX_COUNTED_ERRORS:
+            raise Problem(422, "invalid", f"more than {_MAX_COUNTED_ERRORS} errors: see /openapi.json") from None
+        raise invalid(error.errors(include_url=False, include_context=False, include_input=False), "body") from None
+
+
+def invalid(found: Sequence[Any], *place: str) -> Problem:
+    """Return the problem of a request that is not as described; `place` says what the errors are in."""
     if any(entry["type"] == "json_invalid" for entry in found):
-        return Problem(400, "not_json", "the body is not JSON").response(request.scope)
-    errors = [{"at": _field_path(entry), "message": str(entry["msg"])} for entry in found[:_MAX_ERRORS]]
+        return Problem(400, "not_json", "the body is not JSON")
+    errors = [{"at": _field_path(entry, place), "message": str(entry["msg"])} for entry in found[:_MAX_ERRORS]]
     detail = "; ".join(f"{entry['at']}: {entry['message']}" for entry in errors[:3])
-    return Problem(422, "invalid", detail, errors=errors).response(request.scope)
+    return Problem(422, "invalid", detail, errors=errors)
 
 
-def _field_path(entry: Mapping[str, Any]) -> str:
+def json_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Return what OpenAPI says of a body that `read_json` reads."""
+    _BODIES.append(model)
+    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _field_path(entry: Mapping[str, Any], place: Sequence[str]) -> str:
     """Return where in the request the error is; the name of an unknown field is input, and left out."""
-    parts = [str(part) for part in entry["loc"]]
+    parts = [*place, *(str(part) for part in entry["loc"])]
     if entry["type"] == "extra_forbidden":
         parts = [*parts[:-1], "(unknown field)"]
     return ".".join(parts)

@@ -1,25 +1,17 @@
-"""JSON of requests and answers. Unknown fields of a request are refused, so that a misspelt one is noticed."""
+"""JSON of requests and answers. Unknown fields of a request are refused, so that a misspelt one is noticed.
+
+A list is refused at its first bad element: an error object for each of a million would take seconds and gigabytes.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from dexter.predict import Duplicate, LabelEntry, Neighbour, SimilarLabel, Word
 from dexter.types import HeadName
 
-
-def _check_surrogates(text: str) -> str:
-    """Refuse half a surrogate pair, which JSON can spell and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("half a surrogate pair is not text") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_check_surrogates)]
 RunName = Annotated[str | None, Field(max_length=64, description="Name of the run; the first one if left out.")]
 
 
@@ -29,22 +21,24 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-LabelId = Annotated[Text, Field(max_length=1_000)]
-LabelIds = Annotated[list[LabelId], Field(max_length=10_000)]
+LabelId = Annotated[str, Field(max_length=1_000)]
+LabelIds = Annotated[list[LabelId], Field(max_length=10_000, fail_fast=True)]
 Band = Literal["frequent", "torso", "tail", "unseen"]
 
 
 class TextInput(RequestModel):
     """A text with an id, which is returned with its labels; the label of this id is not, if the run excludes it."""
 
-    id: Text = Field(max_length=1_000)
-    text: Text
+    id: str = Field(max_length=1_000)
+    text: str
 
 
 class PredictRequest(RequestModel):
     """Texts to label."""
 
-    inputs: Text | list[Text | TextInput] = Field(description="A text, or a list of texts or of {id, text}.")
+    inputs: str | Annotated[list[str | TextInput], Field(max_length=1_000, fail_fast=True)] = Field(
+        description="A text, or a list of texts or of {id, text}."
+    )
     id: LabelId | None = Field(
         default=None, description="Id of a single text; its own label is left out if the run leaves own labels out."
     )
@@ -56,7 +50,9 @@ class PredictRequest(RequestModel):
     )
     exclude: LabelIds = Field(default=[], description="Ids of labels that are not returned.")
     only: LabelIds | None = Field(default=None, description="Ids of the labels that may be returned; if left out, any.")
-    bands: list[Band] = Field(default=[], max_length=4, description="Only labels of these bands of frequency.")
+    bands: Annotated[list[Band], Field(fail_fast=True)] = Field(
+        default=[], max_length=4, description="Only labels of these bands of frequency."
+    )
     head: HeadName | None = Field(default=None, description="The head that ranks labels; if left out, the run's own.")
     neighbours: bool | None = Field(default=None, description="Whether training texts vote; if left out, as tuned.")
     dial: float | None = Field(
@@ -112,14 +108,14 @@ class PredictResponse(BaseModel):
 class NewLabel(RequestModel):
     """A label to add."""
 
-    id: Text = Field(min_length=1, max_length=1_000)
-    text: Text = Field(min_length=1, max_length=20_000, pattern=r"\S", description="Not only blanks.")
+    id: str = Field(min_length=1, max_length=1_000)
+    text: str = Field(min_length=1, max_length=20_000, pattern=r"\S", description="Not only blanks.")
 
 
 class AddLabelsRequest(RequestModel):
     """Labels to add: all of them or none."""
 
-    labels: list[NewLabel] = Field(min_length=1, max_length=1_000)
+    labels: list[NewLabel] = Field(min_length=1, max_length=1_000, fail_fast=True)
     reuse_ids: bool = Field(default=False, description="Allow ids of removed labels.")
     model: RunName = None
 
@@ -127,7 +123,7 @@ class AddLabelsRequest(RequestModel):
 class RenameLabelsRequest(RequestModel):
     """Labels with new texts: all of them are renamed or none."""
 
-    labels: list[NewLabel] = Field(min_length=1, max_length=1_000)
+    labels: list[NewLabel] = Field(min_length=1, max_length=1_000, fail_fast=True)
     keep_vectors: bool = Field(default=False, description="Change only the texts that are shown.")
     model: RunName = None
 
@@ -161,7 +157,7 @@ class LabelsPage(BaseModel):
 class EmbeddingsRequest(RequestModel):
     """Texts to embed; the fields are those of OpenAI's API."""
 
-    input: Text | list[Text]
+    input: str | Annotated[list[str], Field(max_length=1_000, fail_fast=True)]
     model: RunName = None
     encoding_format: Literal["float", "base64"] = "float"
     side: Literal["query", "label"] = Field(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -15,11 +16,20 @@ from starlette.responses import Response
 
 from dexter import __version__
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.predict import LabelChange, LabelRefused, Predictor, VersionConflict
+from dexter.predict import (
+    Explanation,
+    LabelChange,
+    LabelEntry,
+    LabelRefused,
+    Prediction,
+    Predictor,
+    VersionConflict,
+)
 from dexter.predict.filters import LabelFilter, UnknownLabel
 from dexter.serving.batching import BATCH_WAIT_SECONDS, IsDisconnected
+from dexter.serving.keys import ApiKey
 from dexter.serving.middleware import Metrics, OpenRequests
-from dexter.serving.problems import Problem
+from dexter.serving.problems import AnswerTooLarge, Problem, json_body, read_json
 from dexter.serving.protocol import (
     AddLabelsRequest,
     Embedding,
@@ -41,6 +51,7 @@ from dexter.serving.protocol import (
 from dexter.serving.runs import Answer, PredictOptions, ServedRun, ServedRuns, choose_ranking
 from dexter.serving.settings import MAX_K, ServeSettings
 
+log = logging.getLogger("dexter")
 _DEFAULT_K, _DEFAULT_K_WITH_THRESHOLD = 5, 100
 _MAX_EXPLAINED_TEXTS, _MAX_EXPLAINED_LABELS = 4, 20
 """Explaining encodes a text once more for each of its words."""
@@ -53,6 +64,7 @@ _SHOWN_LIMITS = (
     "max_characters",
     "max_in_flight",
     "max_queued_texts",
+    "max_answer_bytes",
     "timeout_seconds",
     "batch_texts",
 )
@@ -71,14 +83,16 @@ def predict_routes(runs: ServedRuns) -> APIRouter:
     """Make the routes POST /v1/predict and POST /v1/embeddings."""
     router = APIRouter()
 
-    @router.post("/v1/predict", tags=["predict"])
-    async def predict(body: PredictRequest, request: Request) -> PredictResponse:
+    @router.post("/v1/predict", tags=["predict"], openapi_extra=json_body(PredictRequest))
+    async def predict(request: Request) -> PredictResponse:
         """Rank the labels of each text."""
+        body = await read_json(request, PredictRequest)
         return await answer_predict(runs, body, is_disconnected=request.is_disconnected)
 
-    @router.post("/v1/embeddings", tags=["embeddings"])
-    async def embeddings(body: EmbeddingsRequest, request: Request) -> EmbeddingsResponse:
+    @router.post("/v1/embeddings", tags=["embeddings"], openapi_extra=json_body(EmbeddingsRequest))
+    async def embeddings(request: Request) -> EmbeddingsResponse:
         """Embed texts, in the form of OpenAI's API. Inner products of the vectors are the encoder's scores."""
+        body = await read_json(request, EmbeddingsRequest)
         run = runs.get(body.model)
         given = [body.input] if isinstance(body.input, str) else body.input
         texts = cut_texts(given, runs.settings)
@@ -103,7 +117,7 @@ async def answer_predict(
     """Answer a request to /v1/predict, or one of the page."""
     run = runs.get(body.model)
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    options = _read_options(body, run.predictor, num_texts=len(given))
+    options = _read_options(body, run.predictor, runs.settings, num_texts=len(given))
     if body.id is not None and not isinstance(body.inputs, str):
         raise Problem(422, "id", "id belongs to a single text: give several texts as a list of {id, text}")
     items = [(body.id, each) if isinstance(each, str) else (each.id, each.text) for each in given]
@@ -113,9 +127,11 @@ async def answer_predict(
         answers = await run.predict(texts, options, ids=ids, is_disconnected=is_disconnected)
     except UnknownLabel:
         raise Problem(422, "label", "a label that exclude or only names was removed meanwhile") from None
+    check_answer_size([label for answer in answers for label in answer.labels], runs.settings)
     results = []
     for (item_id, full_text), text, answer in zip(items, texts, answers, strict=False):
-        labels = await _ranked_labels(run, text, answer, explain=body.explain)
+        explanations = await run.explain(text, answer) if body.explain else None
+        labels = _ranked_labels(answer, explanations, runs.settings)
         results.append(LabelledText(id=item_id, labels=labels, truncated=len(text) < len(full_text)))
     return PredictResponse(
         model=run.name, version=answers[0].version, results=results, inputs_left_out=len(given) - len(texts)
@@ -145,7 +161,9 @@ async def read_form(request: Request) -> dict[str, str]:
         raise Problem(400, "form", "the body is not a form in UTF-8") from None
 
 
-def _read_options(body: PredictRequest, predictor: Predictor, *, num_texts: int) -> PredictOptions:
+def _read_options(
+    body: PredictRequest, predictor: Predictor, settings: ServeSettings, *, num_texts: int
+) -> PredictOptions:
     """Return the options of a request; refuse those that the run or the service does not offer."""
     if body.k is not None and body.k > MAX_K:
         raise Problem(422, "k", f"k may be {MAX_K} at most")
@@ -154,6 +172,8 @@ def _read_options(body: PredictRequest, predictor: Predictor, *, num_texts: int)
     if body.explain and ((body.k or _DEFAULT_K) > _MAX_EXPLAINED_LABELS or num_texts > _MAX_EXPLAINED_TEXTS):
         detail = f"explain takes {_MAX_EXPLAINED_TEXTS} texts and a k of {_MAX_EXPLAINED_LABELS} at most"
         raise Problem(422, "explain", detail)
+    if body.explain and not settings.explanations:
+        raise Problem(403, "explain", "explanations are switched off here")
     if body.neighbours and not predictor.has_training_queries:
         raise Problem(422, "neighbours", "this run has kept no training texts")
     default_k = _DEFAULT_K if body.threshold is None or body.explain else _DEFAULT_K_WITH_THRESHOLD
@@ -169,8 +189,9 @@ def _read_options(body: PredictRequest, predictor: Predictor, *, num_texts: int)
     return options
 
 
-async def _ranked_labels(run: ServedRun, text: str, answer: Answer, *, explain: bool) -> list[RankedLabel]:
-    explanations = await run.explain(text, answer) if explain else None
+def _ranked_labels(
+    answer: Answer, explanations: Sequence[Explanation] | None, settings: ServeSettings
+) -> list[RankedLabel]:
     return [
         RankedLabel(
             id=label.id,
@@ -178,10 +199,21 @@ async def _ranked_labels(run: ServedRun, text: str, answer: Answer, *, explain: 
             score=label.score,
             probability=label.probability,
             rank=place + 1,
-            why=None if explanations is None else Why(**explanations[place].to_json()),
+            why=None if explanations is None else _why(explanations[place], settings),
         )
         for place, label in enumerate(answer.labels)
     ]
+
+
+def _why(explanation: Explanation, settings: ServeSettings) -> Why:
+    why = Why(**explanation.to_json())
+    return why if settings.training_texts else why.model_copy(update={"neighbours": []})
+
+
+def check_answer_size(labels: Iterable[Prediction | LabelEntry], settings: ServeSettings) -> None:
+    """Refuse an answer whose labels alone have more characters than an answer may have bytes, before it is made."""
+    if sum(len(label.id) + len(label.text) for label in labels) > settings.max_answer_bytes:
+        raise AnswerTooLarge(settings.max_answer_bytes)
 
 
 def _encode(vector_D: NDArray[np.float32], encoding_format: str) -> list[float] | str:
@@ -204,6 +236,7 @@ def label_routes(runs: ServedRuns) -> APIRouter:
         """List labels: those that begin with `q` first, then in the order of the run."""
         run = runs.get(model)
         version, page = await run.read_labels(lambda predictor: predictor.search_labels(q, limit=limit, offset=cursor))
+        check_answer_size(page.labels, runs.settings)
         return LabelsPage(
             model=run.name,
             version=version,
@@ -223,36 +256,47 @@ def label_routes(runs: ServedRuns) -> APIRouter:
         version, found = await run.read_labels(lambda predictor: predictor.similar_labels(text, k))
         return SimilarLabels(model=run.name, version=version, labels=found)
 
-    @router.post("/v1/labels")
-    async def add_labels(body: AddLabelsRequest, if_match: IfMatch = None) -> LabelsChanged:
+    @router.post("/v1/labels", openapi_extra=json_body(AddLabelsRequest))
+    async def add_labels(request: Request, if_match: IfMatch = None) -> LabelsChanged:
         """Add labels, all or none. They can be predicted from now on, without training."""
+        body = await read_json(request, AddLabelsRequest)
         labels = [(label.id, label.text) for label in body.labels]
         change = LabelChange(add=labels, reuse_ids=body.reuse_ids)
-        return await change_labels(runs.get(body.model), change, if_match)
+        return await change_labels(runs.get(body.model), change, request, if_match)
 
-    @router.patch("/v1/labels")
-    async def rename_labels(body: RenameLabelsRequest, if_match: IfMatch = None) -> LabelsChanged:
+    @router.patch("/v1/labels", openapi_extra=json_body(RenameLabelsRequest))
+    async def rename_labels(request: Request, if_match: IfMatch = None) -> LabelsChanged:
         """Give labels new texts, all or none. They are predicted by these from now on."""
+        body = await read_json(request, RenameLabelsRequest)
         labels = [(label.id, label.text) for label in body.labels]
         change = LabelChange(rename=labels, keep_vectors=body.keep_vectors)
-        return await change_labels(runs.get(body.model), change, if_match)
+        return await change_labels(runs.get(body.model), change, request, if_match)
 
     @router.delete("/v1/labels")
     async def remove_labels(
+        request: Request,
         id: Annotated[list[str], Query(min_length=1, max_length=1_000, description="Repeat for several.")],  # noqa: A002
         model: RunName = None,
         if_match: IfMatch = None,
     ) -> LabelsChanged:
         """Remove labels, all or none. They are not predicted any more."""
-        return await change_labels(runs.get(model), LabelChange(remove=id), if_match)
+        return await change_labels(runs.get(model), LabelChange(remove=id), request, if_match)
 
     return router
 
 
-async def change_labels(run: ServedRun, change: LabelChange, if_match: str | None = None) -> LabelsChanged:
-    """Change the labels of a run; `if_match` is an If-Match header with the version that the change is for."""
+async def change_labels(
+    run: ServedRun, change: LabelChange, request: Request, if_match: str | None = None
+) -> LabelsChanged:
+    """Change the labels of a run, if the key of the request may.
+
+    `if_match` is an If-Match header with the version that the change is for.
+    """
+    key: ApiKey | None = request.state.key
+    if key is not None and key.role != "edit":
+        raise Problem(403, "role", "this API key may read, but not change labels")
     try:
-        result = await run.change_labels(change, expected=_read_version(if_match))
+        result = await run.change_labels(change, expected=_read_version(if_match), by=None if key is None else key.name)
     except VersionConflict:
         raise Problem(412, "version", "the labels have another version by now: list them and try again") from None
     except LabelRefused as error:
@@ -260,7 +304,8 @@ async def change_labels(run: ServedRun, change: LabelChange, if_match: str | Non
         raise Problem(status, code, detail.format(error.position)) from None
     except UsageError:
         raise Problem(409, "refused", "the labels cannot be changed this way") from None
-    except ResourceError:
+    except (ResourceError, OSError) as error:
+        log.warning("%s: labels not changed: %s", request.state.request_id, type(error).__name__)
         detail = "another process is changing the labels, or there is no room or permission to write them"
         raise Problem(503, "write", detail, headers={"Retry-After": "1"}) from None
     except ModelError:
@@ -313,6 +358,9 @@ def status_routes(runs: ServedRuns, metrics: Metrics, traffic: OpenRequests) -> 
     async def metrics_text() -> Response:
         """Return all metrics in Prometheus' text format."""
         metrics.in_flight.set(traffic.in_flight)
+        metrics.held_bytes.set(traffic.held_bytes)
+        for code, count in traffic.refused.items():
+            metrics.refused.labels(code).set(count)
         for run in runs:
             metrics.queued.labels(run.name).set(run.num_queued)
             if run.is_ready:

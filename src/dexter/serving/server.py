@@ -3,34 +3,74 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from dexter.errors import ResourceError, UsageError
 from dexter.serving.app import create_app
+from dexter.serving.connections import Connection
+from dexter.serving.logs import set_log_format
 from dexter.serving.middleware import OpenRequests
 from dexter.serving.settings import ServeSettings
 
 log = logging.getLogger("dexter")
-_DRAIN_SECONDS = 0.5, 30.0
-"""Shortest and longest time between a signal and the end: new requests are told to go elsewhere, others finish."""
+_MIN_DRAIN_SECONDS = 0.5
+"""Shortest time between a signal and the end: new requests are told to go elsewhere."""
+_SECONDS_TO_END = 3.0
+"""Time after the requests under way for threads to end; what hangs longer is left behind."""
 
 
 def serve(runs: Mapping[str, Path], settings: ServeSettings) -> None:
-    """Serve runs by name until SIGTERM or SIGINT; then finish the requests under way and answer new ones with 503."""
+    """Serve runs by name until SIGTERM or SIGINT; then finish the requests under way and answer new ones with 503.
+
+    SIGHUP reads the file of API keys again.
+    """
+    set_log_format(settings.log_format)
     with _listen(settings) as listener:
         app = create_app(runs, settings)
-        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, lifespan="on")
+        server = make_server(app)
         host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        listener.listen(config.backlog)  # clients wait from now on, instead of being refused
+        address = f"{'https' if settings.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        listener.listen(server.config.backlog)  # clients wait from now on, instead of being refused
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, lambda *_: app.state.keys.reload())
         log.info("serving %s on %s (Ctrl-C stops)", ", ".join(runs), address)
-        _DrainingServer(config, app.state.traffic).run(sockets=[listener])
+        server.run(sockets=[listener])
+
+
+def make_server(app: FastAPI) -> uvicorn.Server:
+    """Make the server of an application of `create_app`, with the limits of its settings."""
+    settings: ServeSettings = app.state.runs.settings
+    certificate, private_key = settings.tls or (None, None)
+    config = uvicorn.Config(
+        app,
+        http=partial(Connection, settings=settings, traffic=app.state.traffic),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ssl_certfile=certificate,
+        ssl_keyfile=private_key,
+        timeout_graceful_shutdown=1,
+    )
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ResourceError(
+            f"{certificate}, {private_key}: no certificate with its key in PEM format ({error})"
+        ) from None
+    return _DrainingServer(config, app.state.traffic, settings.drain_seconds)
 
 
 def name_runs(arguments: Sequence[str]) -> dict[str, Path]:
@@ -63,24 +103,40 @@ def _listen(settings: ServeSettings) -> socket.socket:
 
 
 class _DrainingServer(uvicorn.Server):
-    """A server that on a signal refuses new requests, and closes when those under way are answered."""
+    """A server that on a signal refuses new requests, finishes those under way, and ends in any case."""
 
-    def __init__(self, config: uvicorn.Config, traffic: OpenRequests) -> None:
+    def __init__(self, config: uvicorn.Config, traffic: OpenRequests, drain_seconds: float) -> None:
         super().__init__(config)
-        self._traffic = traffic
+        self._traffic, self._drain_seconds = traffic, drain_seconds
         self._signalled_at = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to drain at the first signal, stop at once at the second."""
         if self._traffic.draining:
             self.should_exit = self.force_exit = True
+            _end_later(_SECONDS_TO_END)
+            return
         self._traffic.draining = True
         self._signalled_at = time.monotonic()
+        _end_later(self._drain_seconds + _SECONDS_TO_END)
 
     async def on_tick(self, counter: int) -> bool:
         """Decide ten times a second whether to close."""
         if self._traffic.draining and not self.should_exit:
             seconds = time.monotonic() - self._signalled_at
-            shortest, longest = _DRAIN_SECONDS
-            self.should_exit = seconds >= (shortest if self._traffic.in_flight == 0 else longest)
+            self.should_exit = seconds >= (_MIN_DRAIN_SECONDS if self._traffic.in_flight == 0 else self._drain_seconds)
         return await super().on_tick(counter)
+
+
+def _end_later(seconds: float) -> None:
+    """End the process after a time, from a thread of its own: an event loop or a thread that hangs cannot stop it."""
+
+    def end() -> None:
+        log.error("something still hangs %g s after the signal: ending without it", seconds)
+        for handler in log.handlers:
+            handler.flush()
+        os._exit(ResourceError.exit_code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()

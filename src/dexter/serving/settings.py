@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dexter.errors import ResourceError, UsageError
+from dexter.errors import UsageError
+from dexter.serving.keys import ApiKey
+from dexter.serving.logs import LogFormat
 
 MAX_K = 1_000
 """Most labels that a request may ask for per text."""
-_MIN_KEY_LENGTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +23,26 @@ class ServeSettings:
     """Address to listen on. An address that other machines can reach needs a key, or `insecure`."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
-    keys: tuple[str, ...] = field(default=(), repr=False)
+    tls: tuple[Path, Path] | None = None
+    """Files of the certificate and its private key, to answer over HTTPS."""
+    keys: tuple[ApiKey, ...] = ()
     """API keys. Without any, everyone who can reach the address may predict and change labels."""
+    keys_file: Path | None = None
+    """Where SIGHUP makes the service read its keys again."""
     insecure: bool = False
-    """Allow an address that other machines can reach without a key."""
+    """Allow an address that other machines can reach without a key; needs `allowed_hosts`."""
     allowed_hosts: tuple[str, ...] = ()
     """Accepted names in the Host header. Empty: the loopback names on a loopback address, otherwise any name."""
     log_requests: bool = False
-    """Log method, route, status and milliseconds of each request. Texts and keys are never logged."""
+    """Log method, route, status, milliseconds, bytes and the key's name of each request, never texts and keys.
+
+    Answers of 500 and above are always logged."""
+    log_format: LogFormat = "text"
+    """Lines of text, or of JSON."""
+    explanations: bool = True
+    """Whether requests may ask why a text has its labels."""
+    training_texts: bool = True
+    """Whether training and test texts are shown: as neighbours in explanations, as examples and as misses."""
 
     keep_edits: bool = True
     """Write changes of labels to the run folder; otherwise they are lost when the service ends."""
@@ -51,6 +63,19 @@ class ServeSettings:
     """Seconds before a request is refused with 429, so that clients that retry at once do not add to the load."""
     timeout_seconds: float = 30.0
     """Seconds after which an unanswered request is given up."""
+    drain_seconds: float = 25.0
+    """Seconds that requests under way have after SIGTERM; the process ends soon after, whatever hangs."""
+
+    max_connections: int = 1_000
+    """Most connections; one more is refused with 503."""
+    head_seconds: float = 10.0
+    """Seconds that a connection has to send the request line and the headers of its next request."""
+    answer_seconds: float = 60.0
+    """Seconds in which a client has to read an answer."""
+    max_answer_bytes: int = 16 * 2**20
+    """Largest answer; a request for a larger one is refused."""
+    max_held_bytes: int = 256 * 2**20
+    """Most bytes of request bodies and of answers that are not read yet, over all connections; then 429."""
 
     batch_texts: int = 64
     """Most texts that are predicted together."""
@@ -65,15 +90,15 @@ class ServeSettings:
                 raise UsageError(f"{name} must be {least} or more, got {getattr(self, name)}")
         if not 0 <= self.port < 2**16:
             raise UsageError(f"port must be between 0 and 65535, got {self.port}")
-        if any(len(key) < _MIN_KEY_LENGTH for key in self.keys):
-            raise UsageError(
-                f"an API key needs {_MIN_KEY_LENGTH} characters or more: "
-                "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes one"
-            )
         if not (self.is_loopback or self.keys or self.insecure):
             raise UsageError(
                 f"{self.host} can be reached from other machines and no API key is set: set DEXTER_API_KEY or "
-                "DEXTER_API_KEY_FILE, or pass --insecure to let everyone there predict and change labels"
+                "--keys FILE, or pass --insecure to let everyone there predict and change labels"
+            )
+        if not (self.is_loopback or self.keys or self.allowed_hosts):
+            raise UsageError(
+                "--insecure needs --allow-host NAME, the name or address by which clients reach the service: without "
+                "it any web page that somebody there opens could use the service under a name of its own"
             )
 
     @property
@@ -95,22 +120,13 @@ _MINIMUMS: dict[str, float] = {
     "max_in_flight": 1,
     "busy_wait_seconds": 0,
     "timeout_seconds": 0.001,
+    "drain_seconds": 0.1,
+    "max_connections": 1,
+    "head_seconds": 0.01,
+    "answer_seconds": 0.01,
+    "max_answer_bytes": 1_000,
+    "max_held_bytes": 1,
     "batch_texts": 1,
     "max_queued_texts": 1,
     "max_variants": 1,
 }
-
-
-def keys_from_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the key in DEXTER_API_KEY, or the keys in the file named by DEXTER_API_KEY_FILE, one per line."""
-    if key := environment.get("DEXTER_API_KEY", "").strip():
-        return (key,)
-    if not (name := environment.get("DEXTER_API_KEY_FILE")):
-        return ()
-    try:
-        keys = tuple(line.strip() for line in Path(name).read_text(encoding="utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResourceError(f"{name}: the file of API keys cannot be read ({type(error).__name__})") from None
-    if not keys:
-        raise ResourceError(f"{name}: the file of API keys is empty: write one key per line")
-    return keys

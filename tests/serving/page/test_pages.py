@@ -1,8 +1,10 @@
 """Labels, map, training and batch as the server renders them, and the parts that they are made of."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from dexter.evaluation.runs import evaluate_run
 from dexter.serving.page.label_map import map_labels, principal_axes
 from dexter.serving.page.labels import read_missed_texts, read_tables
 from dexter.serving.page.training import TrainingProgress, make_charts, read_records, thin
-from dexter.serving.page.view import duration
+from dexter.serving.page.view import HERE, duration
 from dexter.types import BANDS
 
 
@@ -159,3 +161,55 @@ def test_a_run_without_a_model_shows_its_curves(connect, trained, tmp_path):
 def test_batch_states_its_limits(site):
     page = site.get("/batch").text
     assert 'data-max-inputs="32"' in page and "20,000 characters" in page
+
+
+NUMBERS = ["text", None, [], {}, "NaN", float("nan"), float("inf"), -1e400, 10**400, True, -1, 0, 1e308]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=repr)
+def test_hostile_metrics_and_results_are_left_out_of_the_page(connect, trained, tmp_path, value):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    kinds = [{"kind": kind, "step": value, "epoch": value, "seconds": value} for kind in ("train", "validation")]
+    values = {"loss": value, "P@1": value, "best": True}
+    lines = [json.dumps({**kind, **values}) for kind in kinds] + [json.dumps({"kind": "train", "step": 3, "loss": 1})]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, *reversed(lines), "{", "[]", "7"]))
+    results = folder / "results"
+    results.mkdir(exist_ok=True)
+    figures = {"P@1": value, "P@5": 12.34}
+    data = {"name": value, "split": value}
+    record = {"metrics": figures, "by_frequency": {"tail": figures}, "data": data, "model": {"head": value}}
+    (results / "a.json").write_text(json.dumps(record))
+    (results / "b.json").write_text(json.dumps({**record, "metrics": value, "model": value}))
+    (results / "c.json").symlink_to(tmp_path / "nowhere")
+    (results / "a.misses.jsonl").write_text(json.dumps({"label": "L0", "text": value, "got": [value]}) + "\n{\n")
+    os.mkfifo(results / "d.json")
+    os.mkfifo(results / "d.misses.jsonl")
+    client = connect({"run": folder}, keep_edits=False)
+    for path in ("/training", "/labels", "/labels?label=L0"):
+        page = client.get(path)
+        assert page.status_code == 200, path
+    assert "12.3" in page.text
+
+
+def test_pipes_in_place_of_the_files_of_a_training_do_not_hang_the_page(connect, trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    client = connect({"run": folder}, keep_edits=False)
+    for name in ("metrics.jsonl", "config.toml"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+    assert client.get("/training").status_code == 200
+
+
+def test_a_label_is_no_formula_in_the_file_that_is_downloaded(tmp_path):
+    if shutil.which("node") is None:
+        pytest.skip("needs node to run the script of the page")
+    shutil.copy(HERE / "static" / "csv.js", tmp_path / "csv.mjs")
+    cells = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "river", "-0.25", "+3", "1e-7", "a=b"]
+    script = (
+        "import {harmless} from './csv.mjs'; console.log(JSON.stringify(JSON.parse(process.argv[1]).map(harmless)))"
+    )
+    command = ["node", "--input-type=module", "-e", script, json.dumps(cells)]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(made.stdout) == [f"'{cell}" for cell in cells[:5]] + cells[5:]

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +18,17 @@ from starlette.responses import Response
 from dexter.evaluation.records import Miss, read_misses
 from dexter.files import read_regular
 from dexter.predict import LabelEntry, Predictor, SimilarLabel
-from dexter.serving.page.view import Renderer, page_router
+from dexter.serving.page.view import Renderer, as_number, page_router
 from dexter.serving.problems import Problem
 from dexter.serving.runs import ServedRun, ServedRuns
+from dexter.serving.settings import ServeSettings
 from dexter.types import BANDS
 
 _PER_PAGE = 50
 _NUM_SIMILAR = 8
 _METRICS = ("P@1", "P@5", "PSP@5", "R@10", "nDCG@5")
-_MAX_RECORD_BYTES = 4 * 2**20
+_MAX_RECORDS, _MAX_RECORD_BYTES, _MAX_TITLE_PART = 100, 4 * 2**20, 100
+_MAX_MISSES = 100
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def labels_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
         if band and band not in BANDS:
             raise Problem(422, "band", f"the bands are {', '.join(BANDS)}")
         _, (entries, sizes) = await run.read_labels(lambda predictor: _list_labels(predictor, q, band, start))
-        detail = None if label is None else await _describe_label(run, label)
+        detail = None if label is None else await _describe_label(run, label, runs.settings)
         tables = [] if run.folder is None else await run_in_threadpool(read_tables, run.folder)
         return render(
             "labels",
@@ -99,7 +102,7 @@ def _list_labels(predictor: Predictor, query: str, band: str, start: int) -> tup
     return entries, {name: len(rows) for name, rows in banded.items()}
 
 
-async def _describe_label(run: ServedRun, label_id: str) -> LabelDetail:
+async def _describe_label(run: ServedRun, label_id: str, settings: ServeSettings) -> LabelDetail:
     def read(predictor: Predictor) -> tuple[LabelEntry, list[SimilarLabel]]:
         labels = predictor.labels
         if label_id not in labels.ids:
@@ -110,32 +113,43 @@ async def _describe_label(run: ServedRun, label_id: str) -> LabelDetail:
         return labels.entry(row), similar
 
     _, (entry, similar) = await run.read_labels(read)
-    missed = [] if run.folder is None else await run_in_threadpool(read_missed_texts, run.folder, label_id)
+    missed: Sequence[Miss] = []
+    if run.folder is not None and settings.training_texts:
+        missed = await run_in_threadpool(read_missed_texts, run.folder, label_id)
     wanted, labels = {got for miss in missed for got in miss.got}, run.predictor.labels
     texts = {each: text for each, text in zip(labels.ids, labels.texts, strict=True) if each in wanted}
     return LabelDetail(entry, similar, missed, texts)
 
 
 def read_tables(folder: Path) -> list[BandTable]:
-    """Read the evaluations in a run folder, newest first; other files are ignored."""
-    found = sorted((folder / "results").glob("*.json"), key=lambda path: -path.lstat().st_mtime)
+    """Read the evaluations in a run folder, newest first; other files, and what is no number, are ignored."""
+    found = sorted((folder / "results").glob("*.json"), key=_modified, reverse=True)[:_MAX_RECORDS]
     return [table for path in found if (table := _read_table(path)) is not None]
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def read_missed_texts(folder: Path, label_id: str) -> list[Miss]:
     """Read the test texts that have the label and did not get it, from all evaluations in a run folder."""
-    files = sorted((folder / "results").glob("*.misses.jsonl"))
-    return [miss for path in files for miss in read_misses(path) if miss.label == label_id]
+    files = sorted((folder / "results").glob("*.misses.jsonl"))[:_MAX_RECORDS]
+    found = (miss for path in files for miss in read_misses(path) if miss.label == label_id)
+    return list(islice(found, _MAX_MISSES))
 
 
 def _read_table(path: Path) -> BandTable | None:
     try:
         record: Any = json.loads(read_regular(path, limit=_MAX_RECORD_BYTES))
         overall, by_band = dict(record["metrics"]), dict(record["by_frequency"])
-        head = record.get("model", {}).get("head") or "?"
         metrics = [name for name in _METRICS if name in overall]
-        rows = [("all", overall), *((name, dict(by_band[name])) for name in BANDS if name in by_band)]
-        return BandTable(f"{record['data']['name']}, {record['data']['split']}, {head}", metrics, rows)
+        bands = [("all", overall), *((name, dict(by_band[name])) for name in BANDS if name in by_band)]
+        rows = [(name, {metric: as_number(values.get(metric)) for metric in metrics}) for name, values in bands]
+        title = (record["data"]["name"], record["data"]["split"], record.get("model", {}).get("head") or "?")
+        return BandTable(", ".join(str(part)[:_MAX_TITLE_PART] for part in title), metrics, rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

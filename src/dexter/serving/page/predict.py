@@ -29,6 +29,7 @@ from dexter.serving.problems import Problem
 from dexter.serving.protocol import Band, PredictRequest, PredictResponse, RankedLabel
 from dexter.serving.routes import answer_predict, change_labels, cut_texts, read_form
 from dexter.serving.runs import PredictOptions, ServedRun, ServedRuns
+from dexter.serving.settings import ServeSettings
 from dexter.types import BANDS, HeadName
 
 _NUM_SHOWN, _NUM_COMPARED = 10, 50
@@ -163,11 +164,11 @@ def predict_page_routes(runs: ServedRuns, render: Renderer) -> APIRouter:
         run = runs.get(form.model)
         if not run.is_ready:
             return render.waiting(run)
-        status, view = 200, await _empty_view(run)
+        status, view = 200, await _empty_view(run, runs.settings)
         try:
             view = _choose_ranking(view, form)
             if form.add and form.label:
-                view, form = replace(view, added=await _add_label(run, form.label)), replace(form, label="")
+                view, form = replace(view, added=await _add_label(run, form.label, request)), replace(form, label="")
             view = await _fill_view(runs, run, form, view, request)
         except Problem as problem:
             status, view = problem.status, replace(view, problem=problem.detail)
@@ -183,18 +184,18 @@ async def _read_predict_form(request: Request) -> PredictForm:
     return PredictForm.parse(await read_form(request))
 
 
-async def _empty_view(run: ServedRun) -> PredictView:
+async def _empty_view(run: ServedRun, settings: ServeSettings) -> PredictView:
     predictor = run.predictor
-    _, examples = await run.read_labels(_example_texts)
+    _, examples = await run.read_labels(lambda predictor: _example_texts(predictor, settings))
     neighbours = predictor.choice.uses_neighbours if predictor.has_training_queries else None
     head, dial = predictor.choice.head, predictor.choice.dial
     tuned = TunedRanking(heads=predictor.heads, head=head, dial=dial, neighbours=neighbours)
     return PredictView(tuned=tuned, head=head, dial=dial, neighbours=neighbours, examples=examples)
 
 
-def _example_texts(predictor: Predictor) -> list[str]:
+def _example_texts(predictor: Predictor, settings: ServeSettings) -> list[str]:
     """Return a few training texts if the run has kept them, otherwise texts of labels from common to rare."""
-    candidates = predictor.sample_training_texts(_NUM_EXAMPLE_CANDIDATES)
+    candidates = predictor.sample_training_texts(_NUM_EXAMPLE_CANDIDATES) if settings.training_texts else []
     if not candidates:
         order = (-predictor.labels.counts).argsort(kind="stable")
         texts = [str(predictor.labels.texts[row]) for row in order[:: max(1, len(order) // _NUM_EXAMPLE_CANDIDATES)]]
@@ -218,12 +219,12 @@ def _choose_ranking(view: PredictView, form: PredictForm) -> PredictView:
     )
 
 
-async def _add_label(run: ServedRun, text: str) -> str:
+async def _add_label(run: ServedRun, text: str, request: Request) -> str:
     """Add a label and return its id."""
     if len(text) > _MAX_LABEL_CHARACTERS:
         raise Problem(422, "label", f"a label may have {_MAX_LABEL_CHARACTERS:,} characters")
     label_id = new_label_id(text, set(run.predictor.labels.ids))
-    await change_labels(run, LabelChange(add=[(label_id, text)], reuse_ids=True))
+    await change_labels(run, LabelChange(add=[(label_id, text)], reuse_ids=True), request)
     return label_id
 
 
@@ -237,7 +238,7 @@ async def _fill_view(
     if not form.text.strip():
         return view
     # One answer for the list and for the explanation: what is explained is the score that is shown.
-    explained = asked.model_copy(update={"explain": form.why is not None})
+    explained = asked.model_copy(update={"explain": form.why is not None and runs.settings.explanations})
     answer = await answer_predict(runs, explained, is_disconnected=request.is_disconnected)
     [result] = answer.results
     opened = next((label for label in result.labels if label.id == form.why), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from dexter.config import load_config
 from dexter.errors import DexterError
 from dexter.files import open_regular
-from dexter.serving.page.view import Renderer, page_router
+from dexter.serving.page.view import Renderer, as_number, page_router
 from dexter.serving.runs import ServedRuns
 from dexter.training.run import is_finished
 
@@ -129,18 +130,19 @@ def _read_progress(folder: Path) -> TrainingProgress:
     last = next((record for record in reversed(records) if record.get("kind") == "train"), nothing)
     best = next((record for record in reversed(records) if record.get("best") is True), nothing)
     try:
-        is_file = (folder / "config.toml").is_file()
-        epochs = float(load_config(folder / "config.toml").train.epochs) if is_file else None
-    except (DexterError, OSError):
+        has_config = (folder / "config.toml").is_file()  # a pipe would never end
+        epochs = float(load_config(folder / "config.toml").train.epochs) if has_config else None
+    except (DexterError, OSError, ValueError, OverflowError):
         epochs = None
+    values = {name: as_number(best.get(name)) for name in _VALIDATION_METRICS}
     return TrainingProgress(
         charts=make_charts(records),
         live=bool(records) and not is_finished(folder),
-        step=int(last.get("step", 0)),
-        epoch=float(last.get("epoch", 0.0)),
+        step=int(as_number(last.get("step")) or 0),
+        epoch=as_number(last.get("epoch")) or 0.0,
         epochs=epochs,
-        seconds=last.get("seconds"),
-        best={name: best[name] for name in _VALIDATION_METRICS if name in best},
+        seconds=as_number(last.get("seconds")),
+        best={name: value for name, value in values.items() if value is not None},
     )
 
 
@@ -148,8 +150,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """Read the records of a JSON lines file; incomplete lines are skipped."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, path.stat().st_size - _MAX_BYTES))
-            lines = file.read().split(b"\n")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_BYTES))
+            lines = file.read(_MAX_BYTES).split(b"\n")
     except OSError:
         return []
     return [record for line in lines if (record := _parse_record(line)) is not None]
@@ -181,9 +183,7 @@ def thin(points: Sequence[tuple[float, float]], most: int = _MAX_POINTS) -> list
 
 
 def _read_points(records: Iterable[Mapping[str, Any]], kind: str, name: str) -> list[tuple[float, float]]:
-    pairs = ((record.get("step"), record.get(name)) for record in records if record.get("kind") == kind)
-    return [
-        (float(step), float(value))
-        for step, value in pairs
-        if isinstance(step, int | float) and isinstance(value, int | float) and math.isfinite(value)
-    ]
+    numbers = (
+        (as_number(record.get("step")), as_number(record.get(name))) for record in records if record.get("kind") == kind
+    )
+    return [(step, value) for step, value in numbers if step is not None and value is not None]

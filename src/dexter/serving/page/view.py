@@ -20,6 +20,7 @@ from dexter.serving.problems import Problem
 from dexter.serving.runs import ServedRun, ServedRuns
 from dexter.types import BANDS, band_of
 
+_MAX_SHOWN_NUMBER = 1e15
 HERE = Path(__file__).parent
 _LONG_WORD = re.compile(r"\S{18}")
 _BREAKS = re.compile(r"(?<=\w[._/:-])(?=\w)")
@@ -84,6 +85,13 @@ def page_router(render: Renderer) -> APIRouter:
             return handle_as_page
 
     return APIRouter(include_in_schema=False, route_class=PageRoute)
+
+
+def as_number(value: object) -> float | None:
+    """Return a value of a file that anyone may have written, if it is a finite number that can be shown."""
+    if not isinstance(value, int | float) or abs(value) > _MAX_SHOWN_NUMBER or value != value:
+        return None
+    return float(value)
 
 
 def excerpt(text: str, length: int) -> str:

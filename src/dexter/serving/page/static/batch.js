@@ -1,5 +1,5 @@
 // Read a file of texts, predict their labels, offer the result as a file. Only the texts are sent.
-import { decode, parseCsv, writeCsv } from "./csv.js";
+import { decode, harmless, parseCsv, writeCsv } from "./csv.js";
 
 const MOST_BYTES = 50 * 2 ** 20;
 const PREVIEW = 5;
@@ -158,7 +158,7 @@ function finish(found) {
 
 function cells(label, kinds) {
   if (!label) return kinds.map(() => "");
-  const values = { label: label.id, text: label.text, score: label.score.toFixed(4), probability: label.probability?.toFixed(4) };
+  const values = { label: harmless(label.id), text: harmless(label.text), score: label.score.toFixed(4), probability: label.probability?.toFixed(4) };
   return kinds.map((kind) => values[kind] ?? "");
 }
 

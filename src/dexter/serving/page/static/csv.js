@@ -45,6 +45,12 @@ export function writeCsv(rows) {
   return rows.map((row) => row.map(quote).join(",") + "\r\n").join("");
 }
 
+// A cell that a spreadsheet would run as a formula becomes text. For cells that others wrote: numbers are left alone.
+export function harmless(value) {
+  const text = String(value);
+  return /^[=+\-@\t\r]/.test(text) && !/^[+-]?[\d.]+(e[+-]?\d+)?$/i.test(text) ? `'${text}` : text;
+}
+
 function quote(value) {
   const text = String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;

@@ -1,0 +1,225 @@
+"""Connections with limits, which uvicorn leaves open: what is sent before a request is complete, and unread answers.
+
+A connection has `head_seconds` to send the head of a request (its request line and headers), of `MAX_HEAD_BYTES` at
+most. An answer that the client does not read ends the connection after `answer_seconds`; until then its bytes count as
+held, see `GateMiddleware`. After an answer to a request whose body was not read, such as 413, the rest of the body is
+read and discarded for a while: a connection closed at once would be reset, and the client would never see the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from dexter.serving.middleware import OpenRequests
+from dexter.serving.problems import Problem
+from dexter.serving.settings import ServeSettings
+
+MAX_HEAD_BYTES = 64 * 2**10
+"""Largest head of a request, and most bytes between two pieces of its body (chunk extensions, trailers)."""
+_MAX_HEADERS = 100
+_MAX_PIPELINED = 100
+"""Most requests that a client may send on one connection ahead of the answers."""
+_DISCARD_BYTES, _DISCARD_SECONDS = 64 * 2**20, 10.0
+"""How much of an unwanted body is discarded, and for how long."""
+_WRITE_BUFFER = 4 * 2**10
+"""Bytes of an answer that may wait in this process before the client counts as slow."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a client.
+
+    Args:
+        settings: with the limits.
+        traffic: where held bytes and refused connections are counted.
+        arguments: those of uvicorn's protocol.
+    """
+
+    def __init__(self, *, settings: ServeSettings, traffic: OpenRequests, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._settings, self._traffic = settings, traffic
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends the time for the head of a request, or for the rest of an unwanted body."""
+        self._answer_timer: asyncio.TimerHandle | None = None
+        self._in_body = False
+        self._is_discarding = False
+        """Whether everything that still arrives is unwanted: the connection closes next."""
+        self._num_bytes = 0
+        """Bytes received since the last piece of a body, or since the last request."""
+        self._num_discarded = 0
+        self._held_bytes = 0
+        self._refusal: Problem | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Refuse a connection too many; give others a time for their first request."""
+        super().connection_made(transport)
+        self._closing_last = _ClosingLast(self)
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER, low=0)
+        if len(self.connections) > self._settings.max_connections:
+            self._refuse(Problem(503, "connections", "too many connections", headers={"Retry-After": "1"}))
+        else:
+            self._start_timer(self._settings.head_seconds, self._end_slow_head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_timer()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived, unless it is unwanted or too much."""
+        if self._is_discarding:
+            return self._count_discarded(len(data))
+        while data:
+            # The parser keeps an unfinished header in memory: it gets no more than the limit.
+            room = MAX_HEAD_BYTES - self._num_bytes
+            piece, data = data[:room], data[room:]
+            self._num_bytes += len(piece)
+            super().data_received(piece)
+            if self._is_discarding or self.transport.is_closing():
+                return None
+            if self._num_bytes >= MAX_HEAD_BYTES:
+                return self._refuse(_head_too_large())
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            if self._in_body:
+                self._start_timer(_DISCARD_SECONDS, self.transport.abort)
+            else:
+                self._start_timer(self._settings.head_seconds, self._end_slow_head)
+        return None
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; those after the body (trailers) are ignored, since the request is under way by then."""
+        if self._in_body:
+            return
+        super().on_header(name, value)
+        if len(self.headers) > _MAX_HEADERS:
+            self._refusal = _head_too_large()
+            raise ValueError("too many headers")
+
+    def on_headers_complete(self) -> None:
+        """Start the request."""
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise ValueError("too many requests ahead of their answers")
+        self._stop_timer()
+        self._in_body, self._num_bytes, self._num_discarded = True, 0, 0
+        super().on_headers_complete()
+        self.cycle.transport = self._closing_last  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        """Hand a piece of the body on; discard it if the request is answered."""
+        self._num_bytes = 0
+        if self.cycle.response_complete:
+            self._count_discarded(len(body))
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the request; from now on the head of the next one may arrive."""
+        self._stop_timer()
+        self._in_body, self._num_bytes = False, 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for the end of what is discarded."""
+        if self._is_discarding:
+            self.flow.resume_reading()
+        else:
+            super().on_response_complete()
+
+    def close(self) -> None:
+        """Close when the answer is sent, and a body that is still arriving is discarded."""
+        self._watch_answer()
+        if self._in_body:
+            self._discard()
+        else:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        """Start the time in which the client has to read its answer."""
+        super().pause_writing()
+        self._held_bytes = self.transport.get_write_buffer_size()
+        self._traffic.held_bytes += self._held_bytes
+        self._watch_answer()
+
+    def resume_writing(self) -> None:
+        """Note that the client has read its answer, or is gone."""
+        super().resume_writing()
+        self._traffic.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End a connection on which no request follows; `close` would wait for a client that does not read."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, or has too many headers."""
+        self._refuse(self._refusal or Problem(400, "not_http", "this is not a request in HTTP/1.1"))
+
+    def _refuse(self, problem: Problem) -> None:
+        """Answer a connection that has sent no complete request, and close it."""
+        self._traffic.refused[problem.code] += 1
+        if self.cycle is not None and not self.cycle.response_complete:
+            return self.transport.abort()  # an answer to an earlier request may be half sent
+        response = problem.response({})
+        lines = [f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}", "connection: close"]
+        lines += [f"{name.decode()}: {value.decode()}" for name, value in response.raw_headers]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + bytes(response.body))
+        self._watch_answer()
+        return self._discard()
+
+    def _discard(self) -> None:
+        """Read and discard what still arrives, within limits; then close."""
+        self._is_discarding = True
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._stop_timer()
+        self._start_timer(_DISCARD_SECONDS, self.transport.abort)
+
+    def _count_discarded(self, num_bytes: int) -> None:
+        self._num_discarded += num_bytes
+        if self._num_discarded > _DISCARD_BYTES:
+            self.transport.abort()
+
+    def _end_slow_head(self) -> None:
+        """Close a connection on which nothing was sent in time; answer one whose request is incomplete."""
+        if self._num_bytes:
+            self._refuse(Problem(408, "slow_request", f"no request within {self._settings.head_seconds:g} s"))
+        else:
+            self.transport.close()
+
+    def _watch_answer(self) -> None:
+        if self._answer_timer is None:
+            self._answer_timer = self.loop.call_later(self._settings.answer_seconds, self.transport.abort)
+
+    def _start_timer(self, seconds: float, end: Callable[[], None]) -> None:
+        self._timer = self.loop.call_later(seconds, end)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _ClosingLast:
+    """The transport as a request sees it: closing leaves time for the client to read the answer."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.close = connection.close
+
+
+def _head_too_large() -> Problem:
+    detail = f"the request line and headers may have {MAX_HEAD_BYTES // 2**10} KiB and {_MAX_HEADERS} lines"
+    return Problem(431, "head_too_large", detail)
