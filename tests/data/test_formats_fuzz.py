@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 
@@ -69,3 +70,27 @@ def test_random_damage_gives_our_errors_only(tmp_path: Path, name: str, compress
             failures += 1
         path.write_bytes(files[path])
     assert failures > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "parquet"])
+def test_a_hundred_thousand_fuzzed_lines_give_our_errors_only(tmp_path: Path, name: str) -> None:
+    """Ten files of ten thousand damaged lines for each reader, in place of its training lines."""
+    folder = tmp_path / "data"
+    if FORMATS[name].write is None:
+        write_svmlight(folder)
+    else:
+        save_dataset(sample(), folder, format=name)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "MANIFEST.json"]
+    files = [path for path in files if path.suffix not in (".npz", ".npy")]
+    generator = random.Random(name)
+    for number in range(10):
+        path = files[number % len(files)]
+        content = path.read_bytes()
+        lines = content.splitlines(keepends=True)
+        path.write_bytes(lines[0] + b"".join(flip(generator.choice(lines), generator) for _ in range(10_000)))
+        for on_error in ("fail", "skip"):
+            with contextlib.suppress(DataError):
+                load_dataset(folder, format=name, on_error=on_error)
+        path.write_bytes(content)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import shutil
 
 import numpy as np
@@ -12,6 +13,7 @@ import dexter
 from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, write_manifest
 from dexter.index import ExactIndex, approximate
+from dexter.index.folder import open_index
 from dexter.model.store import encoder_fingerprint
 from dexter.predict.predictor import Predictor
 from dexter.predict.run_index import build_run_index, index_folder
@@ -303,3 +305,20 @@ def test_a_killed_writer_leaves_the_old_index(run, monkeypatch):
     assert (run / "index" / MANIFEST).read_bytes() == before
     assert Predictor.load(run).index.backend == "pq"
     assert index_folder(run / "model") == run / "index"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["pq", "hnsw"])
+def test_a_thousand_mutated_index_files_are_all_noticed(run, backend):
+    """Flipped, cut and longer files: noticed by their hash before faiss sees them."""
+    make_index(run, backend)
+    generator = random.Random(backend)
+    files = {path: path.read_bytes() for path in (run / "index").iterdir()}
+    for trial in range(1_000):
+        path, content = generator.choice(list(files.items()))
+        place = generator.randrange(len(content))
+        flipped = content[:place] + bytes([content[place] ^ 1 << generator.randrange(8)]) + content[place + 1 :]
+        path.write_bytes([flipped, content[:place], content + b"\0"][min(trial % 10, 2)])
+        with pytest.raises(ModelError):
+            print(path.name, place, open_index(run / "index"))
+        path.write_bytes(content)
