@@ -27,6 +27,8 @@ MAX_VALIDATION_QUERIES = 2_000
 """At most this many training queries are held out for validation."""
 MAX_TUNING_QUERIES = 2_000
 """At most this many validation queries decide how predictions are made: head, neighbours, probabilities."""
+KEPT_BY_WORDS = 10
+"""Training queries that are kept by their words alone, as a multiple of those whose vectors may be kept."""
 DEFAULT_RECIPE = "dexter"
 """The recipe of `dexter.train`, `dexter.plan` and the command line where none is named."""
 CORRECTED_LOSSES = ("decoupled_softmax", "softmax", "psl")
@@ -315,8 +317,8 @@ class ScoringConfig:
     """What is kept and chosen after training, for predictions."""
 
     neighbours: int = 200_000
-    """Training queries (vectors, labels, beginnings of texts) are kept with the model, so that the nearest can vote
-    and be shown, if there are at most this many; 0: never."""
+    """Training queries (vectors, labels, beginnings of texts) are kept with the model, so that the nearest can vote and
+    be shown, if there are at most this many; up to ten times as many by their words alone, if these vote. 0: never."""
 
     def __post_init__(self) -> None:
         _require(self.neighbours >= 0, "scoring.neighbours", "0 or more")

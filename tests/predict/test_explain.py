@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import pytest
 import dexter
 from dexter import Predictor
 from dexter.errors import UsageError
+from dexter.model.lexical import LexicalIndex
 from dexter.predict.explain import explain_scores
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES
 from dexter.types import band_of
 from tests.cli.test_main import error_line, quiet_after, run  # noqa: F401 - fixtures
 from tests.conftest import FILLER, SMALL
@@ -55,8 +58,8 @@ def test_parts_add_up_to_the_predicted_score(unified, world, options):
         "encoder": {"encoder", "encoder prior"},
         "classifier": {"classifier", "classifier prior"},
     }.get(options.get("head", ""), {"encoder", "encoder prior", "classifier", "classifier prior"})
-    assert set(explained.parts) - {"neighbours"} == names
-    assert ("neighbours" in explained.parts) == predictor.choice.uses_neighbours
+    votes = {"neighbours": predictor.choice.votes, "neighbours by words": predictor.choice.lexical_votes}
+    assert set(explained.parts) == names | {name for name, settings in votes.items() if settings is not None}
 
 
 def test_a_model_without_prior_and_its_frequency(world, tmp_path):
@@ -85,11 +88,27 @@ def test_the_words_of_the_label_carry_it(unified, world):
 
 def test_training_queries_that_have_the_label(unified, world):
     predictor = Predictor.load(unified)
+    predictor = predictor.variant(replace(predictor.choice, lexical_votes=None))
     explained = predictor.explain("river stone", "L4", num_neighbours=2)
     assert len(explained.neighbours) == 2
     assert explained.neighbours[0].similarity >= explained.neighbours[1].similarity
     assert all("L4" in neighbour.labels for neighbour in explained.neighbours)
     assert explained.count == int(predictor.labels.counts[4]) and explained.band == band_of(explained.count)
+
+
+def test_training_queries_that_voted_by_words_follow(unified):
+    plain = Predictor.load(unified)
+    kept = plain.model.training_queries
+    kept = replace(kept, lexical=LexicalIndex.of([kept.texts[row] for row in range(len(kept))]))
+    choice = replace(plain.choice, lexical_votes=DEFAULT_LEXICAL_VOTES)
+    predictor = Predictor(replace(plain.model, training_queries=kept), choice)
+    text = kept.texts[int(kept.queries_of(4)[-1])]
+    explained = predictor.explain(text, "L4", num_neighbours=3)
+    by_words = [neighbour for neighbour in explained.neighbours if neighbour.by == "words"]
+    assert [neighbour.by for neighbour in explained.neighbours] == ["vectors"] * 3 + ["words"] * len(by_words)
+    assert len({neighbour.id for neighbour in explained.neighbours}) == len(explained.neighbours)
+    assert all("L4" in neighbour.labels and 0 < neighbour.similarity <= 1.001 for neighbour in by_words)
+    assert explained.parts["neighbours by words"] > 0
 
 
 def test_a_label_that_was_added_has_no_training_queries(unified):

@@ -35,7 +35,7 @@ def rank_vectors(index, queries_ND, k, **filters):
     model = SimpleNamespace(
         search_vectors=lambda vectors, head, dial: vectors, labels=SimpleNamespace(ids=range(NUM_LABELS))
     )
-    return rank(model, index, queries_ND, RankingChoice(head="encoder", dial=0.0), k, **filters)
+    return rank(model, index, queries_ND, RankingChoice(head="encoder", dial=0.0), k, voters=None, **filters)
 
 
 def brute_force(vectors, k, allowed, exclude=None):

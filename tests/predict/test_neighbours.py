@@ -10,8 +10,9 @@ from scipy.sparse import csr_matrix, random
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
 from dexter.index.exact import search
+from dexter.model.lexical import LexicalIndex
 from dexter.model.training_queries import TRAINING_QUERIES_FILE, TrainingQueries
-from dexter.predict.neighbours import DEFAULT_VOTES, add_votes, count_votes
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, add_votes, count_votes
 from dexter.predict.rank import RankingChoice
 from dexter.types import TopK
 
@@ -30,7 +31,7 @@ def training_queries():
 def slow_votes(training_queries, nearest, temperature):
     votes = np.zeros((len(nearest.ids), training_queries.relevance.shape[1]))
     for row, (ids, similarities) in enumerate(zip(nearest.ids, nearest.scores, strict=True)):
-        weights = np.exp(np.float64(similarities) / temperature)
+        weights = np.exp(np.float64(similarities) / temperature) * (similarities > 0)
         for place, weight in zip(ids, weights / weights.sum(), strict=True):
             votes[row] += weight * training_queries.relevance[place].toarray()[0]
     return votes
@@ -56,7 +57,7 @@ def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding,
     votes = count_votes(training_queries, training_queries.nearest(randn(11, 8), 6), 0.2)
     exclude = random(11, 17, density=0.3, format="csr", random_state=1) if excluding else None
     found = search(queries, labels, k, exclude=exclude)
-    blended = add_votes(found, votes, queries, labels, scale=scale, exclude=exclude)
+    blended = add_votes(found, scale * votes, queries, labels, exclude=exclude)
     dense = queries @ labels.T + scale * votes.toarray()
     if exclude is not None:
         dense[exclude.toarray() > 0] = -np.inf
@@ -70,15 +71,15 @@ def test_votes_lift_labels_that_an_approximate_index_missed(training_queries):
     queries, labels = np.ones((1, 6), np.float32), np.ones((17, 6), np.float32)
     votes = csr_matrix(([0.01, 0.5], ([0, 0], [3, 5])), shape=(1, 17), dtype=np.float32)
     found = TopK(np.array([[7]]), np.array([[1.0]], dtype=np.float32))  # every label scores 6
-    assert add_votes(found, votes, queries, labels, scale=1.0, exact=False).ids.tolist() == [[5]]
+    assert add_votes(found, votes, queries, labels, exact=False).ids.tolist() == [[5]]
     first = csr_matrix(([0.01], ([0], [3])), shape=(1, 17), dtype=np.float32)
-    assert add_votes(found, first, queries, labels, scale=1.0, exact=False).ids.tolist() == [[3]]
+    assert add_votes(found, first, queries, labels, exact=False).ids.tolist() == [[3]]
 
 
 def test_no_votes_no_change(training_queries):
     queries, labels = randn(3, 6), randn(17, 6)
     found = search(queries, labels, 5)
-    blended = add_votes(found, csr_matrix((3, 17), dtype=np.float32), queries, labels, scale=1.0)
+    blended = add_votes(found, csr_matrix((3, 17), dtype=np.float32), queries, labels)
     np.testing.assert_array_equal(blended.ids, found.ids)
     np.testing.assert_array_equal(blended.scores, found.scores)
 
@@ -109,7 +110,18 @@ def test_saved_then_loaded_is_the_same(training_queries, tmp_path):
     assert (again.relevance != training_queries.relevance).nnz == 0
     assert [again.texts[row] for row in range(29)] == [f"text {row} é" for row in range(29)]
     assert [again.uids[row] for row in (0, 28)] == ["u0", "u28"]
+    assert again.lexical is None
     assert TrainingQueries.load(tmp_path / "elsewhere", num_labels=17, dimension=8, device="cpu") is None
+
+
+@pytest.mark.parametrize("with_vectors", [True, False])
+def test_words_are_stored_with_the_queries(training_queries, tmp_path, with_vectors):
+    lexical = LexicalIndex.of([f"text {row} {row % 3}" for row in range(29)])
+    index = training_queries.index if with_vectors else None
+    replace(training_queries, index=index, lexical=lexical).save(tmp_path)
+    again = TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
+    assert (len(again), again.index is not None) == (29, with_vectors)
+    np.testing.assert_array_equal(again.lexical.nearest(["text 7"], 3).ids, lexical.nearest(["text 7"], 3).ids)
 
 
 FORGERIES = {
@@ -118,12 +130,15 @@ FORGERIES = {
     "a label too many": lambda t: t["labels"].fill_(17),
     "fewer texts": lambda t: t.update(text_ends=t["text_ends"][:-1].clone()),
     "nothing about labels": lambda t: t.pop("labels"),
+    "neither vectors nor words": lambda t: (t.pop("vectors"), t.pop("words")),
+    "words without their queries": lambda t: t.pop("word_queries"),
+    "a word of a query too many": lambda t: t["word_queries"].fill_(29),
 }
 
 
 @pytest.mark.parametrize("kind", FORGERIES)
 def test_what_does_not_fit_is_refused(training_queries, tmp_path, kind):
-    training_queries.save(tmp_path)
+    replace(training_queries, lexical=LexicalIndex.of([f"text {row}" for row in range(29)])).save(tmp_path)
     tensors = load_file(tmp_path / TRAINING_QUERIES_FILE)
     FORGERIES[kind](tensors)
     save_file(tensors, tmp_path / TRAINING_QUERIES_FILE)
@@ -132,7 +147,8 @@ def test_what_does_not_fit_is_refused(training_queries, tmp_path, kind):
 
 
 def test_a_predictor_with_neighbours_adds_their_votes(trained, world):
-    plain, voting = Predictor.load(trained, neighbours=False), Predictor.load(trained, neighbours=True)
+    plain = Predictor.load(trained, neighbours=False)
+    voting = plain.variant(replace(plain.choice, votes=DEFAULT_VOTES))
     texts = world.test.texts
     model = voting.model
     settings = voting.choice.votes
@@ -145,6 +161,52 @@ def test_a_predictor_with_neighbours_adds_their_votes(trained, world):
     found = voting.top(texts, 5)
     np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :5], atol=1e-5)
     assert (found.ids != before.ids[:, :5]).any()
+
+
+@pytest.fixture
+def by_words(trained):
+    """A predictor in which the training queries nearest by words vote, whatever was tuned."""
+    model = Predictor.load(trained).model
+    kept = model.training_queries
+    kept = replace(kept, lexical=LexicalIndex.of([kept.texts[row] for row in range(len(kept))]))
+    choice = RankingChoice(head="encoder", dial=1.0, votes=DEFAULT_VOTES, lexical_votes=DEFAULT_LEXICAL_VOTES)
+    return Predictor(replace(model, training_queries=kept), choice)
+
+
+def test_votes_by_words_are_added_to_the_others(by_words, world):
+    texts, kept = [*world.test.texts, "zzz", ""], by_words.model.training_queries
+    without = by_words.variant(replace(by_words.choice, lexical_votes=None)).top(texts, len(world.label_ids))
+    scores = np.empty(without.ids.shape)
+    np.put_along_axis(scores, without.ids, without.scores, axis=1)
+    settings = DEFAULT_LEXICAL_VOTES
+    votes = count_votes(kept, kept.lexical.nearest(texts, settings.neighbours), settings.temperature)
+    assert votes[-2:].nnz == 0 or not votes[-2:].data.any()
+    scores += settings.weight * by_words.model.head.temperature * votes.toarray()
+    found = by_words.top(texts, 5)
+    np.testing.assert_allclose(found.scores, -np.sort(-scores, axis=1)[:, :5], atol=1e-5)
+    assert (found.ids != without.ids[:, :5]).any()
+
+
+def test_votes_by_words_follow_label_changes_and_filters(by_words, world):
+    text = [world.test.texts[3]]
+    before = [(p.id, p.score) for p in by_words.predict(text, k=40)[0]]
+    filtered = [(p.id, p.score) for p in by_words.predict(text, k=40, exclude=["L0", before[0][0]])[0]]
+    gone = {"L0", before[0][0]}
+    expected = [(label, score) for label, score in before if label not in gone]
+    assert [label for label, _ in filtered] == [label for label, _ in expected][: len(filtered)]
+    by_words.remove_labels(sorted(gone))
+    by_words.add_labels([("new", "river stone")])
+    after = [(p.id, p.score) for p in by_words.predict(text, k=40)[0] if p.id != "new"]
+    assert [label for label, _ in after] == [label for label, _ in expected][: len(after)]
+    np.testing.assert_allclose([s for _, s in after], [s for _, s in expected][: len(after)], atol=1e-5)
+
+
+def test_a_model_without_words_says_so(trained):
+    model = Predictor.load(trained).model
+    model = replace(model, training_queries=replace(model.training_queries, lexical=None))
+    choice = RankingChoice(head="encoder", dial=1.0, lexical_votes=DEFAULT_LEXICAL_VOTES)
+    with pytest.raises(UsageError, match="without keeping the words"):
+        Predictor(model, choice).predict(["river"])
 
 
 def test_the_nearest_training_queries_of_a_training_query_start_with_itself(trained, world):

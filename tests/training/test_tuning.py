@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import dexter
 from dexter import Predictor
@@ -13,13 +14,15 @@ from dexter.config import load_config
 from dexter.data import load_dataset
 from dexter.errors import ModelError, UsageError
 from dexter.evaluation.runs import dial_curve, predict_columns
+from dexter.index import ExactIndex
 from dexter.metrics import Ratio, score
+from dexter.model.lexical import LexicalIndex
 from dexter.model.model import Model
-from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, VoteSettings
 from dexter.predict.rank import RankingChoice
 from dexter.predict.scoring import Scoring, read_scoring
 from dexter.training.run import make_splits
-from dexter.training.tuning import Trial, choose_scoring, keep_training_queries
+from dexter.training.tuning import Trial, choose_scoring, drop_unused, keep_training_queries
 from tests.conftest import SMALL, make_world
 
 
@@ -100,7 +103,7 @@ def scored(gains):
     gains = np.array(gains, dtype=np.float64)
 
     def score(trial, choice):
-        hits = gains if choice.votes is not None else np.zeros_like(gains)
+        hits = gains if choice.votes is not None and choice.lexical_votes is None else np.zeros_like(gains)
         names = [trial.metric, *(f"{name}@{k}" for name in ("P", "PSP") for k in (1, 3, 5))]
         return dict.fromkeys(names, Ratio(hits, np.ones_like(gains)))
 
@@ -135,12 +138,51 @@ def test_tuning_finds_the_votes_of_neighbours_where_the_model_alone_is_bad(train
     assert scoring.validation["tuned"]["P@1"] > scoring.validation["model"]["P@1"] + 10
 
 
-def test_more_queries_than_may_be_kept_are_not(world, tmp_path, caplog):
-    with caplog.at_level("INFO", logger="dexter"):
-        run = dexter.train(
-            world, out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1, "scoring.neighbours": 10}
-        )
-    assert "no training queries are kept" in caplog.text
+def test_words_are_kept_only_where_their_votes_pay(trained, world):
+    stored = load_file(trained / "model" / "dexter" / "training_queries.safetensors")
+    chosen = Predictor.load(trained).scoring.choice
+    assert ("words" in stored) == (chosen.lexical_votes is not None)
+    train, validation = splits(trained, world)
+    model = Predictor.load(trained).model
+    shuffled = replace(model, representations_LD=model.representations_LD[::-1].copy())
+    kept = model.training_queries
+    without_vectors = replace(kept, index=ExactIndex(0.0 * kept.index.vectors_LD))
+    for texts, pays in ((train.texts, True), (["zzz"] * len(train), False)):
+        kept = replace(without_vectors, lexical=LexicalIndex.of(texts))
+        model = replace(shuffled, training_queries=kept)
+        scoring = choose_scoring(model, train, validation, metric="P@1", maximum=100)
+        assert (scoring.choice.lexical_votes is not None) == pays
+
+
+@pytest.mark.parametrize("maximum", [1000, 50, 1])
+def test_of_many_training_queries_only_the_words_are_kept(trained, world, maximum):
+    config = load_config(trained / "config.toml", {"scoring.neighbours": maximum})
+    train, validation = make_splits(world, config)
+    model = Model.load(trained / "model")
+    kept = keep_training_queries(model, train, model.encoder.tokenize(train.texts, side="query"), config)
+    if maximum == 1:
+        assert kept is None
+        return
+    assert (kept.index is None) == (maximum == 50)
+    assert len(kept) == len(train) and kept.lexical is not None
+    voting = replace(AS_TRAINED, lexical_votes=DEFAULT_LEXICAL_VOTES)
+    assert drop_unused(kept, voting) is kept
+    dropped = drop_unused(kept, AS_TRAINED)
+    assert dropped is None if maximum == 50 else dropped.lexical is None
+    if maximum == 50:
+        model = replace(model, training_queries=kept)
+        scoring = choose_scoring(model, train, validation, metric="P@1", maximum=100)
+        assert scoring.choice.votes is None
+        predictor = Predictor(model, voting)
+        assert predictor.choose(neighbours=True).lexical_votes is not None
+        [near] = predictor.nearest([train.texts[7]], k=3)
+        assert near[0].id == train.uids[7] and {neighbour.by for neighbour in near} == {"words"}
+        label = world.label_ids[train.relevance[7].indices[0]]
+        assert {n.by for n in predictor.explain(train.texts[7], label).neighbours} == {"words"}
+
+
+def test_no_training_queries_are_kept_on_demand(world, tmp_path):
+    run = dexter.train(world, out=tmp_path / "run", overrides={**SMALL, "train.epochs": 1, "scoring.neighbours": 0})
     assert Predictor.load(run.path).model.training_queries is None
     assert not (run.path / "model" / "dexter" / "training_queries.safetensors").exists()
 
@@ -169,6 +211,10 @@ def test_a_damaged_scoring_is_refused(tmp_path):
     path.parent.mkdir()
     assert read_scoring(tmp_path, fingerprint="") == Scoring()
     path.write_text(json.dumps(scoring.to_json()))
+    assert read_scoring(tmp_path, fingerprint="") == scoring
+    older = scoring.to_json()
+    del older["choice"]["lexical_votes"]  # A run of a version without such votes.
+    path.write_text(json.dumps(older))
     assert read_scoring(tmp_path, fingerprint="") == scoring
     choices = ('{"votes": 3}', '{"head": "encoder", "dial": 7, "votes": null}', "[]")
     for content in ("{", "[]", "{}", *(f'{{"choice": {choice}, "calibration": null}}' for choice in choices)):

@@ -30,7 +30,7 @@ from dexter.evaluation.tables import render_comparison, render_deciles, render_t
 from dexter.metrics import member_mask, overfetch, remove_filtered
 from dexter.predict.calibration import FITTED_PLACES, NUM_PLACES, REPORTED_PLACES, calibration_error, level, softmax
 from dexter.predict.predictor import Predictor, Runtime
-from dexter.predict.rank import rank
+from dexter.predict.rank import find_voters, rank
 from dexter.processes import Processes, SingleProcess, concatenate_arrays
 from dexter.types import HeadName, TopK
 
@@ -235,10 +235,12 @@ def dial_curve(
     _warn_of_other_fields(predictor, dataset)
     model = predictor.model
     representations_ND = model.encode_queries(split.texts)
+    voters = find_voters(model, split.texts, representations_ND, predictor.choice)
+    num_places = max(ks) + overfetch(split.filtered)
     points = {}
     for dial in sorted({*dials, predictor.choice.dial}):
         turned = predictor.variant(predictor.choose(dial=dial), model=model)
-        found = rank(model, turned.index, representations_ND, turned.choice, max(ks) + overfetch(split.filtered))
+        found = rank(model, turned.index, representations_ND, turned.choice, num_places, voters=voters)
         columns_NK = as_columns(turned, dataset, found.ids)
         constants = propensity or dataset.propensity
         report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, propensity=constants, num_resamples=0)

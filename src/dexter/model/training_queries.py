@@ -1,4 +1,4 @@
-"""The training queries that a model keeps: their vectors and labels, and the beginnings of their texts to show.
+"""The training queries that a model keeps: their vectors, words and labels, and the beginnings of their texts to show.
 
 They follow the model's labels when those change. How they vote is `dexter.predict.neighbours`.
 
@@ -19,6 +19,7 @@ from scipy.sparse import csr_matrix
 from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import ModelError
 from dexter.index import ExactIndex, search
+from dexter.model.lexical import LexicalIndex
 from dexter.tensor_files import read_tensors, write_tensors
 from dexter.types import TopK
 
@@ -52,18 +53,20 @@ class PackedTexts:
 class TrainingQueries:
     """The kept training queries of a model, one row each."""
 
-    index: ExactIndex
-    """Finds the nearest; its vectors are representations of length one, rounded to half precision, in which they are
-    stored."""
+    index: ExactIndex | None
+    """Finds the nearest: vectors of length one, rounded to half precision, in which they are stored. None where there
+    are too many to keep their vectors."""
     relevance: csr_matrix
     """Training queries x labels of the model; 1 where the query has the label."""
     uids: PackedTexts
     texts: PackedTexts
+    lexical: LexicalIndex | None = None
+    """Their words, where validation found that the queries nearest by words should vote too."""
 
     @classmethod
     def of(
         cls,
-        representations_MD: NDArray[np.float32],
+        representations_MD: NDArray[np.float32] | None,
         relevance: csr_matrix,
         uids: Sequence[str],
         texts: Sequence[str],
@@ -73,15 +76,18 @@ class TrainingQueries:
         """Keep queries, given their representations, labels (queries x labels), ids and texts; `device` searches."""
         ones = csr_matrix(relevance, dtype=np.float32, copy=True)
         ones.data[:] = 1.0
+        index = None
+        if representations_MD is not None:
+            index = ExactIndex(unit_rows(representations_MD).astype(np.float16).astype(np.float32), device)
         return cls(
-            index=ExactIndex(unit_rows(representations_MD).astype(np.float16).astype(np.float32), device),
+            index=index,
             relevance=ones,
             uids=PackedTexts.of(uids),
             texts=PackedTexts.of(texts),
         )
 
     def __len__(self) -> int:
-        return len(self.index.vectors_LD)
+        return int(self.relevance.shape[0])
 
     def select_labels(self, labels: NDArray[np.int64]) -> TrainingQueries:
         """Return the queries with only some of the labels, in the order given."""
@@ -97,14 +103,19 @@ class TrainingQueries:
 
     def nearest(self, representations_ND: NDArray[np.float32], k: int, *, label: int | None = None) -> TopK:
         """Find the k most similar training queries of each text and their cosines; only those with `label` if given."""
+        assert self.index is not None
         directions_ND = unit_rows(representations_ND)
         if label is None:
             return self.index.search(directions_ND, min(k, len(self)))
-        having = self.relevance[:, [label]].nonzero()[0].astype(np.int64)
+        having = self.queries_of(label)
         if not len(having):
             return TopK(np.empty((len(directions_ND), 0), np.int64), np.empty((len(directions_ND), 0), np.float32))
         found = search(directions_ND, self.index.vectors_LD[having], min(k, len(having)))
         return TopK(having[found.ids], found.scores)
+
+    def queries_of(self, label: int) -> NDArray[np.int64]:
+        """Return the rows of the training queries that have a label, ascending."""
+        return np.sort(self.relevance[:, [label]].nonzero()[0].astype(np.int64))
 
     def labels_of(self, row: int) -> NDArray[np.integer]:
         """Return the labels of a training query, as positions among the model's labels."""
@@ -121,8 +132,11 @@ class TrainingQueries:
             "text_ends": self.texts.ends,
             "texts": self.texts.content,
         }
-        vectors_MD = self.index.vectors_LD.astype(np.float16)
-        write_tensors(folder / TRAINING_QUERIES_FILE, arrays | {"vectors": vectors_MD})
+        if self.lexical is not None:
+            arrays |= self.lexical.to_arrays()
+        if self.index is not None:
+            arrays["vectors"] = self.index.vectors_LD.astype(np.float16)
+        write_tensors(folder / TRAINING_QUERIES_FILE, arrays)
 
     @classmethod
     def load(cls, folder: Path, *, num_labels: int, dimension: int, device: str) -> TrainingQueries | None:
@@ -132,19 +146,22 @@ class TrainingQueries:
             return None
         arrays = read_tensors(path)
         try:
-            vectors_MD = arrays["vectors"]
+            num_queries, vectors_MD = len(arrays["uid_ends"]), arrays.get("vectors")
             ends = np.concatenate([[0], arrays["label_ends"]])
             ones = np.ones(len(arrays["labels"]), np.float32)
-            relevance = csr_matrix((ones, arrays["labels"], ends), shape=(len(vectors_MD), num_labels))
+            relevance = csr_matrix((ones, arrays["labels"], ends), shape=(num_queries, num_labels))
             relevance.check_format(full_check=True)
             uids, texts = (
                 PackedTexts(arrays["uids"], arrays["uid_ends"]),
                 PackedTexts(arrays["texts"], arrays["text_ends"]),
             )
+            lexical = LexicalIndex.from_arrays(arrays, num_queries) if "words" in arrays else None
         except (KeyError, ValueError) as error:
             raise ModelError(
                 f"{path}: not the training queries of this model ({error}): restore the folder from a copy"
             ) from None
-        if not (vectors_MD.shape == (len(uids), dimension) and len(uids) == len(texts) > 0):
+        fits = lexical is not None if vectors_MD is None else vectors_MD.shape == (num_queries, dimension)
+        if not (fits and num_queries == len(texts) > 0):
             raise ModelError(f"{path}: not the training queries of this model: restore the folder from a copy")
-        return cls(index=ExactIndex(vectors_MD.astype(np.float32), device), relevance=relevance, uids=uids, texts=texts)
+        index = None if vectors_MD is None else ExactIndex(vectors_MD.astype(np.float32), device)
+        return cls(index=index, relevance=relevance, uids=uids, texts=texts, lexical=lexical)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Literal
 
 from dexter.batches.mining import shortlist_length
-from dexter.config import MAX_TUNING_QUERIES, Config
+from dexter.config import KEPT_BY_WORDS, MAX_TUNING_QUERIES, Config
 from dexter.index import exact as search
 from dexter.losses.streaming import Streaming, plan_tiles
 from dexter.planning.sizes import (
@@ -70,6 +70,10 @@ _NEIGHBOURS = 200
 """Most training queries that vote for the labels of a text."""
 _DISTINCT_VOTES = 0.6
 """Share of distinct labels among those of a query's neighbours."""
+_STORED_BYTES_PER_WORD = 6
+"""Of a word of a training query in the model's folder: which query, and its weight."""
+_BYTES_PER_WORD = 40
+"""Of a word of a training query while its index is made: code, place, weight, and copies of these in another order."""
 _VOTED_PAIRS = 2**16
 """Pairs of a query and a voted label whose vectors are gathered at a time."""
 
@@ -287,8 +291,10 @@ def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     yield Term("published model", needed, "", "encoder.dimension", "tuning", location)
     tuning = partial(_product, phase="tuning", location=location)
     yield tuning("vectors to tune with", 2, labels, searched, FLOAT, setting="head.projection")
-    if keeps_training_queries(sizes, config):
+    if keeps_vectors(sizes, config):
         yield tuning("training queries", sizes.num_queries, encoder.dimension, 10, setting="scoring.neighbours")
+    if keeps_words(sizes, config):
+        yield tuning("words of training queries", sizes.query_tokens, _BYTES_PER_WORD, setting="scoring.neighbours")
         yield tuning("votes of neighbours", 2, _voted_pairs(sizes), searched, FLOAT, setting="scoring.neighbours")
 
 
@@ -300,9 +306,14 @@ def _voted_pairs(sizes: Sizes) -> int:
     return min(_VOTED_PAIRS, round(tried * min(voted, sizes.num_labels)))
 
 
-def keeps_training_queries(sizes: Sizes, config: Config) -> bool:
-    """Whether the published model keeps its training queries."""
+def keeps_vectors(sizes: Sizes, config: Config) -> bool:
+    """Whether the published model keeps the vectors of its training queries."""
     return sizes.num_queries <= config.scoring.neighbours
+
+
+def keeps_words(sizes: Sizes, config: Config) -> bool:
+    """Whether the published model keeps the words of its training queries, where these vote."""
+    return sizes.num_queries <= KEPT_BY_WORDS * config.scoring.neighbours
 
 
 def tile_bytes(config: Config, queries: int, labels: int, *, separate: bool = False) -> int:
@@ -366,9 +377,10 @@ def estimate_disk(sizes: Sizes, config: Config) -> tuple[Term, ...]:
     model = weights_bytes(sizes, config) + labels + _TOKENIZER_BYTES_PER_ROW * encoder.table_rows
     records = config.train.epochs * (steps_per_epoch(sizes, config) // _STEPS_PER_RECORD + 1)
     kept = 0
-    if keeps_training_queries(sizes, config):
+    if keeps_words(sizes, config):
         characters = min(_KEPT_CHARACTERS, round(sizes.characters_per_query))
-        kept = sizes.num_queries * (2 * encoder.dimension + characters + 24) + 4 * sizes.num_pairs
+        kept = sizes.num_queries * (characters + 24) + 4 * sizes.num_pairs + _STORED_BYTES_PER_WORD * sizes.query_tokens
+        kept += 2 * sizes.num_queries * encoder.dimension if keeps_vectors(sizes, config) else 0
     factors = (KEPT_CHECKPOINTS, checkpoint_bytes(sizes, config))
     terms = (
         _product("checkpoints", *factors, setting="encoder.words, head.projection", phase="step"),

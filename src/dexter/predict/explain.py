@@ -20,8 +20,8 @@ from dexter.model.edits import LabelChange, apply_changes, encode_change
 from dexter.model.labels import new_label_id
 from dexter.model.model import Model
 from dexter.model.similar import DUPLICATE_SIMILARITY, SimilarLabel, find_similar
-from dexter.predict.neighbours import Neighbour, find_neighbours
-from dexter.predict.rank import RankingChoice, rank, score_parts
+from dexter.predict.neighbours import Neighbour, find_lexical_neighbours, find_neighbours
+from dexter.predict.rank import RankingChoice, find_voters, rank, score_parts
 from dexter.types import band_of
 
 _WORD = re.compile(r"\w+(?:[.'’+#-]+\w+)*[+#]*")
@@ -62,7 +62,8 @@ class Explanation:
     words: Sequence[Word]
     """The text's words in order."""
     neighbours: Sequence[Neighbour]
-    """The training queries most similar to the text among those that have the label, where they are kept."""
+    """The training queries most similar to the text among those that have the label, where they are kept: by vectors,
+    then more of them by words if such queries vote."""
     count: int
     """Training queries of the label."""
 
@@ -88,7 +89,10 @@ class Explanation:
             "words: " + (", ".join(f"{word.text} {word.weight:+.4f}" for word in strongest) or "none"),
             f"{self.count:,} training queries ({self.band})" + ("; nearest of them:" if self.neighbours else ""),
         ]
-        return shown + [f"  {neighbour.similarity:.4f}  {neighbour.text}" for neighbour in self.neighbours]
+        return shown + [
+            f"  {neighbour.similarity:.4f}  {neighbour.text}{' (by words)' * (neighbour.by == 'words')}"
+            for neighbour in self.neighbours
+        ]
 
 
 def explain_labels(
@@ -100,13 +104,18 @@ def explain_labels(
     """
 
     def score(texts: Sequence[str]) -> Parts:
-        return score_parts(model, index, model.encode_queries(texts), choice, labels)
+        return score_parts(model, index, texts, choice, labels)
 
     parts, words = explain_scores(text, len(labels), score)
     near: list[list[Neighbour]] = [[] for _ in labels]
-    if model.training_queries is not None:
+    if model.training_queries is not None and model.training_queries.index is not None:
         representations_ND = model.encode_queries([text])
         near = [find_neighbours(model, representations_ND, num_neighbours, label=row)[0] for row in labels]
+    if choice.lexical_votes is not None:
+        for row, found in zip(labels, near, strict=True):
+            known = {neighbour.id for neighbour in found}
+            by_words = find_lexical_neighbours(model, [text], num_neighbours, label=row)[0]
+            found += [neighbour for neighbour in by_words if neighbour.id not in known]
     return [
         Explanation(
             id=model.labels.ids[row],
@@ -174,12 +183,13 @@ def preview_label(model: Model, index: Index, choice: RankingChoice, text: str, 
     if not text.strip():
         return preview
     representations_1D = model.encode_queries([text])
-    best_rows = rank(model, index, representations_1D, choice, MAX_PREVIEW_RANK).ids[0]
+    voters = find_voters(model, [text], representations_1D, choice)
+    best_rows = rank(model, index, representations_1D, choice, MAX_PREVIEW_RANK, voters=voters).ids[0]
     near_rows = np.array(model.labels.rows(label.id for label in near), dtype=np.int64)
     added = encode_change(model, LabelChange(add=[(new_label_id(label_text, set(model.labels.ids)), label_text)]))
     small = apply_changes(model.select_labels(np.union1d(best_rows[best_rows >= 0], near_rows)), added)
     small_index = ExactIndex(small.label_vectors(head=choice.head, dial=choice.dial))
-    found = rank(small, small_index, representations_1D, choice, MAX_PREVIEW_RANK)
+    found = rank(small, small_index, representations_1D, choice, MAX_PREVIEW_RANK, voters=voters)
     rows = found.ids[0].tolist()
     new_row = len(small.labels.ids) - 1
     if new_row not in rows:

@@ -3,6 +3,9 @@
     vote_l  = sum of the weights of the nearest queries that have label l;  weights = softmax(cosine / temperature)
     score_l = the model's score + weight * (the model's temperature) * vote_l
 
+Queries are near by the encoder's vectors or by the words they share (`dexter.model.lexical`); each kind votes with its
+own settings, and both votes are added.
+
 A label without votes keeps its score, and votes are never negative. The k best labels are therefore among the k best
 of the model and the labels with votes; a label found only by votes gets its exact model score, so the result equals
 scoring every label. The idea is that of RAE-XMC and PEFA. Adding votes to probabilities or logarithms instead of
@@ -13,13 +16,16 @@ Shapes: N texts, L labels, D dimensions, K places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
+from dexter.model.lexical import LexicalIndex
 from dexter.model.model import Model
 from dexter.model.training_queries import TrainingQueries
 from dexter.types import TopK
@@ -55,10 +61,14 @@ class Neighbour:
     """The cosine of the two."""
     labels: tuple[str, ...]
     """The ids of its labels."""
+    by: Literal["vectors", "words"] = "vectors"
+    """What the cosine is of: the encoder's vectors, or the TF-IDF weights of words."""
 
 
 DEFAULT_VOTES = VoteSettings(neighbours=20, temperature=0.06, weight=4.0)
 """The settings where none were tuned, and the start of tuning."""
+DEFAULT_LEXICAL_VOTES = VoteSettings(neighbours=20, temperature=0.1, weight=4.0)
+"""The same for the queries that are nearest by words; they vote only if that was tuned."""
 
 
 def find_neighbours(
@@ -68,12 +78,24 @@ def find_neighbours(
 
     Raises `UsageError` where the model keeps no training queries.
     """
+    return _describe(model, kept_queries(model).nearest(representations_ND, k, label=label), "vectors")
+
+
+def find_lexical_neighbours(
+    model: Model, texts: Sequence[str], k: int, *, label: int | None = None
+) -> list[list[Neighbour]]:
+    """The same by the words that they share with each text; at most k, without those that share none."""
+    among = None if label is None else kept_queries(model).queries_of(label)
+    found = _describe(model, lexical_index(model).nearest(texts, k, among=among), "words")
+    return [[neighbour for neighbour in near if neighbour.similarity > 0] for near in found]
+
+
+def _describe(model: Model, found: TopK, by: Literal["vectors", "words"]) -> list[list[Neighbour]]:
     kept, ids = kept_queries(model), model.labels.ids
-    found = kept.nearest(representations_ND, k, label=label)
     return [
         [
             Neighbour(
-                kept.uids[row], kept.texts[row], float(cosine), tuple(ids[column] for column in kept.labels_of(row))
+                kept.uids[row], kept.texts[row], float(cosine), tuple(ids[column] for column in kept.labels_of(row)), by
             )
             for row, cosine in zip(rows, cosines, strict=True)
         ]
@@ -91,16 +113,25 @@ def kept_queries(model: Model) -> TrainingQueries:
     return model.training_queries
 
 
+def lexical_index(model: Model) -> LexicalIndex:
+    """Return the words of the training queries that the model keeps, or raise where it keeps none."""
+    lexical = kept_queries(model).lexical
+    if lexical is None:
+        raise UsageError("this model was trained without keeping the words of its training queries: train it again")
+    return lexical
+
+
 def count_votes(training_queries: TrainingQueries, nearest: TopK, temperature: float) -> csr_matrix:
     """Count the votes of the nearest training queries: texts x labels, each from 0 to 1.
 
     `nearest` has for each text the rows of the queries that vote and their cosines, best first; the softmax over the
-    cosines has the given temperature. A text without a known token has no neighbour with a positive cosine, and gets no
-    votes.
+    cosines has the given temperature. Queries without a positive cosine do not vote: a text without a known token, or
+    without a word in common with any of them, gets no votes.
     """
     num_texts, num_neighbours = nearest.ids.shape
     weights = np.exp((nearest.scores - nearest.scores[:, :1]) / temperature, dtype=np.float32)
-    weights *= (nearest.scores[:, :1] > 0) / weights.sum(axis=1, keepdims=True)
+    weights *= nearest.scores > 0
+    weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
     row_starts = np.arange(num_texts + 1) * num_neighbours
     chosen = csr_matrix((weights.ravel(), nearest.ids.ravel(), row_starts), shape=(num_texts, len(training_queries)))
     return csr_matrix(chosen @ training_queries.relevance)
@@ -112,24 +143,22 @@ def add_votes(
     queries_ND: NDArray[np.float32],
     labels_LD: NDArray[np.float32],
     *,
-    scale: float,
     exclude: csr_matrix | None = None,
     exact: bool = True,
 ) -> TopK:
-    """Return the k best labels once `scale * vote` is added to every score, given the k best of the model alone.
+    """Return the k best labels once the votes are added to the scores, given the k best of the model alone.
 
     Args:
         found: the model's k best labels of each text and their scores.
-        votes: texts x labels, never negative.
+        votes: texts x labels, never negative, scaled as the scores are.
         queries_ND: the texts' vectors, to score labels that only votes found.
         labels_LD: the labels' vectors.
-        scale: what a vote of one adds.
         exclude: texts x labels; a stored entry marks a pair that is never returned.
         exact: whether `found` has the k best indeed: then labels whose votes cannot lift them from below the last of
             these into the result need no score.
     """
     num_labels = len(labels_LD)
-    voted, gains = _pair_keys(votes), scale * votes.data
+    voted, gains = _pair_keys(votes), votes.data
     if exclude is not None:
         allowed = ~np.isin(voted, _pair_keys(exclude))
         voted, gains = voted[allowed], gains[allowed]

@@ -25,8 +25,8 @@ from dexter.model.store import LabelEdit, LabelStore, encoder_fingerprint, finge
 from dexter.predict.calibration import NUM_PLACES, Calibration, level
 from dexter.predict.explain import Explanation, LabelPreview, explain_labels, preview_label
 from dexter.predict.filters import LabelFilter
-from dexter.predict.neighbours import Neighbour, find_neighbours, kept_queries
-from dexter.predict.rank import RankingChoice, rank
+from dexter.predict.neighbours import Neighbour, find_lexical_neighbours, find_neighbours, kept_queries
+from dexter.predict.rank import RankingChoice, find_voters, rank
 from dexter.predict.run_index import RunIndex, index_labels, open_run_index
 from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking, read_scoring
 from dexter.types import HeadName, TopK
@@ -332,15 +332,19 @@ class Predictor:
         """Return the k best labels of each text as positions in `labels`, without the pairs of `exclude`."""
         _check_k(k)
         state = self._live.state
-        return rank(state.model, state.index, state.model.encode_queries(texts), self.choice, k, exclude=exclude)
+        representations_ND = state.model.encode_queries(texts)
+        voters = find_voters(state.model, texts, representations_ND, self.choice)
+        return rank(state.model, state.index, representations_ND, self.choice, k, voters=voters, exclude=exclude)
 
     def nearest(self, texts: Sequence[str], k: int = 5, *, label: str | None = None) -> list[list[Neighbour]]:
         """Find the k training queries most similar to each text, best first; with `label` only those that have it.
 
-        They are the queries that vote, and examples that explain a prediction.
+        They are examples that explain a prediction: near by vectors where these are kept, else by words.
         """
         model = self.model
         row = None if label is None else model.labels.rows([label])[0]
+        if model.training_queries is not None and model.training_queries.index is None:
+            return find_lexical_neighbours(model, texts, k, label=row)
         return find_neighbours(model, model.encode_queries(texts), k, label=row)
 
     def explain(self, text: str, label_id: str, *, num_neighbours: int = 3) -> Explanation:
@@ -452,7 +456,9 @@ class Predictor:
             raise UsageError(f"the threshold is {threshold}: expected a probability above 0 and up to 1")
         wanted = k if k is not None else _DEFAULT_K if threshold is None else NUM_PLACES
         _check_k(wanted)
-        search = partial(rank, model, index, model.encode_queries(texts), self.choice, exclude=own)
+        representations_ND = model.encode_queries(texts)
+        voters = find_voters(model, texts, representations_ND, self.choice)
+        search = partial(rank, model, index, representations_ND, self.choice, voters=voters, exclude=own)
         if calibration is None:
             found = search(wanted, allowed=allowed)
             return found, np.full(found.ids.shape, None)

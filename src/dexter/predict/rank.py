@@ -5,8 +5,9 @@ Shapes: N texts, D dimensions, K labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from scipy.sparse import csr_matrix
 from dexter.errors import UsageError
 from dexter.index import Index, search
 from dexter.model.model import Model
-from dexter.predict.neighbours import VoteSettings, add_votes, count_votes, kept_queries
+from dexter.predict.neighbours import VoteSettings, add_votes, count_votes, kept_queries, lexical_index
 from dexter.types import HeadName, TopK
 
 MAX_SEARCHED_PAST = 64
@@ -33,7 +34,9 @@ class RankingChoice:
     dial: float
     """Weight of the label prior, from 0 (rare labels up) to 1 (common labels up)."""
     votes: VoteSettings | None = None
-    """How the nearest training queries vote; None: they do not."""
+    """How the training queries vote that are nearest by their vectors; None: they do not."""
+    lexical_votes: VoteSettings | None = None
+    """How the training queries vote that are nearest by their words; None: they do not."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dial <= 1.0:
@@ -42,7 +45,40 @@ class RankingChoice:
     @property
     def uses_neighbours(self) -> bool:
         """Whether the nearest training queries vote."""
-        return self.votes is not None
+        return self.votes is not None or self.lexical_votes is not None
+
+
+class Voters(NamedTuple):
+    """The training queries that vote on texts: their rows and cosines, best first; None where a kind does not vote."""
+
+    by_vectors: TopK | None
+    by_words: TopK | None
+
+
+def find_voters(
+    model: Model, texts: Sequence[str], representations_ND: NDArray[np.float32], choice: RankingChoice
+) -> Voters:
+    """Find the training queries that vote on texts, whose representations `Model.encode_queries` gave."""
+    votes, lexical = choice.votes, choice.lexical_votes
+    return Voters(
+        None if votes is None else kept_queries(model).nearest(representations_ND, votes.neighbours),
+        None if lexical is None else lexical_index(model).nearest(texts, lexical.neighbours),
+    )
+
+
+def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str, csr_matrix]:
+    """Return what each kind of votes adds to the scores, by name, texts x labels."""
+    kinds = {
+        "neighbours": (voters.by_vectors, choice.votes),
+        "neighbours by words": (voters.by_words, choice.lexical_votes),
+    }
+    parts = {}
+    for name, (nearest, settings) in kinds.items():
+        if nearest is not None and settings is not None:
+            first = TopK(nearest.ids[:, : settings.neighbours], nearest.scores[:, : settings.neighbours])
+            votes = count_votes(kept_queries(model), first, settings.temperature)
+            parts[name] = csr_matrix(votes * np.float32(settings.weight * model.head.temperature))
+    return parts
 
 
 def rank(
@@ -52,9 +88,9 @@ def rank(
     choice: RankingChoice,
     k: int,
     *,
+    voters: Voters | None,
     exclude: csr_matrix | None = None,
     allowed: NDArray[np.int64] | None = None,
-    nearest: TopK | None = None,
 ) -> TopK:
     """Return the k best labels of each text, all labels where there are fewer.
 
@@ -64,10 +100,10 @@ def rank(
         representations_ND: the texts, as `Model.encode_queries` gives them.
         choice: head, dial and votes.
         k: labels per text.
+        voters: the training queries that vote, as `find_voters` gives them; None where none do.
         exclude: texts x labels; a stored entry marks a pair that is never returned.
         allowed: rows of the labels that may be returned, ascending; None: all. If few labels are left out, the index
             searches past them, otherwise the allowed labels are scored exactly.
-        nearest: the nearest training queries of each text, where they are known already.
     """
     queries_ND = model.search_vectors(representations_ND, head=choice.head, dial=choice.dial)
     num_labels = len(model.labels.ids)
@@ -79,21 +115,15 @@ def rank(
         found = index.search(queries_ND, min(k, len(allowed)), exclude=both)
     else:
         found = search_among(queries_ND, index.vectors_LD, allowed, k, exclude=exclude)
-    if choice.votes is None:
+    parts = [] if voters is None else list(vote_parts(model, voters, choice).values())
+    if not parts:
         return found
-    votes = _count_votes(model, representations_ND, choice.votes, nearest)
+    votes = parts[0] if len(parts) == 1 else csr_matrix(parts[0] + parts[1])
     if allowed is not None:
         votes.data[~np.isin(votes.indices, allowed)] = 0.0
         votes.eliminate_zeros()
-    return add_votes(
-        found,
-        votes,
-        queries_ND,
-        index.vectors_LD,
-        scale=_scale(model, choice.votes),
-        exclude=exclude,
-        exact=index.recall == 1.0,
-    )
+    exact = index.recall == 1.0
+    return add_votes(found, votes, queries_ND, index.vectors_LD, exclude=exclude, exact=exact)
 
 
 def search_among(
@@ -129,31 +159,14 @@ def _add_to_all_rows(pairs: csr_matrix | None, columns: NDArray[np.int64], shape
 
 
 def score_parts(
-    model: Model, index: Index, representations_ND: NDArray[np.float32], choice: RankingChoice, labels: list[int]
+    model: Model, index: Index, texts: Sequence[str], choice: RankingChoice, labels: list[int]
 ) -> Mapping[str, NDArray[np.float32]]:
     """Split the scores of some labels into named parts, each texts x labels, that add up to what `rank` gives."""
-    labels_KD = index.vectors_LD[labels]
+    labels_KD, representations_ND = index.vectors_LD[labels], model.encode_queries(texts)
     queries_ND = model.search_vectors(representations_ND, head=choice.head, dial=choice.dial)
     parts = {
         name: queries_ND[:, elements] @ labels_KD[:, elements].T
         for name, elements in model.score_slices(head=choice.head, dial=choice.dial).items()
     }
-    if choice.votes is not None:
-        votes = _count_votes(model, representations_ND, choice.votes)
-        parts["neighbours"] = votes[:, labels].toarray() * _scale(model, choice.votes)
-    return parts
-
-
-def _count_votes(
-    model: Model, representations_ND: NDArray[np.float32], votes: VoteSettings, nearest: TopK | None = None
-) -> csr_matrix:
-    kept = kept_queries(model)
-    if nearest is None:
-        nearest = kept.nearest(representations_ND, votes.neighbours)
-    voters = TopK(nearest.ids[:, : votes.neighbours], nearest.scores[:, : votes.neighbours])
-    return count_votes(kept, voters, votes.temperature)
-
-
-def _scale(model: Model, votes: VoteSettings) -> float:
-    """What a unanimous vote adds to a score."""
-    return votes.weight * model.head.temperature
+    voters = find_voters(model, texts, representations_ND, choice)
+    return parts | {name: votes[:, labels].toarray() for name, votes in vote_parts(model, voters, choice).items()}

@@ -17,7 +17,7 @@ from dexter.errors import ModelError
 from dexter.files import read_object, write_json
 from dexter.model.model import Model
 from dexter.predict.calibration import Calibration
-from dexter.predict.neighbours import DEFAULT_VOTES, VoteSettings
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, VoteSettings
 from dexter.predict.rank import RankingChoice
 from dexter.types import HeadName
 
@@ -42,16 +42,15 @@ class Scoring:
         if self.metric is None or self.choice is None:
             return "as trained"
         before, after = (self.validation[name][self.metric] for name in ("model", "tuned"))
-        votes = "no neighbours"
-        if self.choice.votes is not None:
-            settings = self.choice.votes
-            votes = (
-                f"{settings.neighbours} neighbours at temperature {settings.temperature:g} and weight "
-                f"{settings.weight:g}"
-            )
+        kinds = {"neighbours": self.choice.votes, "neighbours by words": self.choice.lexical_votes}
+        votes = " and ".join(
+            f"{settings.neighbours} {name} at temperature {settings.temperature:g} and weight {settings.weight:g}"
+            for name, settings in kinds.items()
+            if settings is not None
+        )
         return (
-            f"validation {self.metric} {before:.2f} as trained, {after:.2f} with head {self.choice.head}, {votes}, "
-            f"dial {self.choice.dial:g}"
+            f"validation {self.metric} {before:.2f} as trained, {after:.2f} with head {self.choice.head}, "
+            f"{votes or 'no neighbours'}, dial {self.choice.dial:g}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -64,8 +63,10 @@ class Scoring:
         try:
             choice, calibration = values["choice"], values["calibration"]
             if choice is not None:
-                votes = choice["votes"]
-                choice = RankingChoice(**(choice | {"votes": None if votes is None else VoteSettings(**votes)}))
+                # A run of an older version has no lexical votes.
+                kinds = {name: choice.get(name) for name in ("votes", "lexical_votes")}
+                votes = {name: None if kind is None else VoteSettings(**kind) for name, kind in kinds.items()}
+                choice = RankingChoice(**(choice | votes))
             if calibration is not None:
                 calibration = Calibration.from_json(calibration)
             return cls(**(dict(values) | {"choice": choice, "calibration": calibration}))
@@ -87,9 +88,13 @@ def choose_ranking(
     """
     choice = scoring.choice or RankingChoice(head=model.default_head, dial=model.default_dial)
     if neighbours is False or (neighbours is None and model.training_queries is None):
-        choice = replace(choice, votes=None)
-    elif neighbours:
-        choice = replace(choice, votes=choice.votes or DEFAULT_VOTES)
+        choice = replace(choice, votes=None, lexical_votes=None)
+    elif neighbours and not choice.uses_neighbours:
+        by_words = model.training_queries is not None and model.training_queries.index is None
+        if by_words:
+            choice = replace(choice, lexical_votes=DEFAULT_LEXICAL_VOTES)
+        else:
+            choice = replace(choice, votes=DEFAULT_VOTES)
     return replace(choice, head=head or choice.head, dial=choice.dial if dial is None else float(dial))
 
 

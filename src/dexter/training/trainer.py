@@ -59,7 +59,7 @@ from dexter.training.run import (
     record_end,
     was_started_by,
 )
-from dexter.training.tuning import choose_scoring, keep_training_queries
+from dexter.training.tuning import choose_scoring, drop_unused, keep_training_queries
 
 log = logging.getLogger("dexter")
 _LOG_STEPS = 10
@@ -476,6 +476,7 @@ class Trainer:
                 maximum=maximum,
                 propensity=self.dataset.propensity,
             )
+        model = replace(model, training_queries=drop_unused(model.training_queries, scoring.choice))
         model.save(published, records={SCORING_FILE: scoring.to_json()})
 
     def _first_ids(self) -> NDArray[np.int64]:

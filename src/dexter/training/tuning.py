@@ -18,19 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from dexter.config import MAX_TUNING_QUERIES, Config
+from dexter.config import KEPT_BY_WORDS, MAX_TUNING_QUERIES, Config
 from dexter.data import Dataset, Split
 from dexter.data.own_labels import find_own_labels
 from dexter.data.tokens import Tokens
 from dexter.errors import UsageError
 from dexter.index import ExactIndex
 from dexter.metrics import PROPENSITY, Ratio, inverse_propensity, per_query
+from dexter.model.lexical import LexicalIndex
 from dexter.model.model import Model
 from dexter.model.store import fingerprint
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.calibration import FITTED_PLACES, calibrate
-from dexter.predict.neighbours import DEFAULT_VOTES
-from dexter.predict.rank import RankingChoice, rank
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES
+from dexter.predict.rank import RankingChoice, find_voters, rank
 from dexter.predict.scoring import Scoring, write_tuned
 from dexter.training.run import check_data, make_splits, read_run
 from dexter.types import HeadName, TopK
@@ -45,6 +46,11 @@ _VOTE_GRID: Sequence[tuple[str, Sequence[Any]]] = (
     ("weight", WEIGHTS),
 )
 """Settings of the votes in the order in which they are searched; the weight again, once the others are found."""
+_LEXICAL_GRID: Sequence[tuple[str, Sequence[Any]]] = (
+    ("weight", WEIGHTS[:-1]),
+    ("neighbours", (10, 20, 50)),
+    ("temperature", (0.05, 0.1, 0.2)),
+)
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _STANDARD_ERRORS = 1.5
 _KEPT_BYTES = 2**29
@@ -54,20 +60,29 @@ _RECORDED_KS = (1, 3, 5)
 
 
 def keep_training_queries(model: Model, train: Split, tokens: Tokens, config: Config) -> TrainingQueries | None:
-    """Encode the training queries, given their tokens, to keep with the model.
+    """Index the training queries, given their tokens, to keep with the model: by vectors and words, or by words alone.
 
-    None where there are more than `scoring.neighbours`.
+    Vectors are made of at most `scoring.neighbours` queries. None where there are ten times as many.
     """
     if config.batch.label_queries:  # label texts that were trained as queries stand last; they are no examples
         train = train.select(np.arange(len(train) - train.num_labels))
         tokens = tokens.part(slice(len(train)))
     maximum = config.scoring.neighbours
-    if len(train) > maximum:
-        if maximum:
-            log.info("no training queries are kept: there are %d, scoring.neighbours is %d", len(train), maximum)
+    if not maximum:
         return None
-    vectors_ND = model.encode_tokens(tokens, side="query")
-    return TrainingQueries.of(vectors_ND, train.relevance, train.uids, train.texts, device=model.device)
+    if len(train) > KEPT_BY_WORDS * maximum:
+        log.info("no training queries are kept: %d are more than ten times scoring.neighbours", len(train))
+        return None
+    vectors_ND = model.encode_tokens(tokens, side="query") if len(train) <= maximum else None
+    kept = TrainingQueries.of(vectors_ND, train.relevance, train.uids, train.texts, device=model.device)
+    return replace(kept, lexical=LexicalIndex.of(train.texts))
+
+
+def drop_unused(kept: TrainingQueries | None, choice: RankingChoice | None) -> TrainingQueries | None:
+    """Return the training queries without their words where these do not vote; None where nothing is left."""
+    if kept is None or (choice is not None and choice.lexical_votes is not None):
+        return kept
+    return None if kept.index is None else replace(kept, lexical=None)
 
 
 def choose_scoring(
@@ -98,6 +113,9 @@ def choose_scoring(
     best = trial.improve(as_trained, dials)
     if not trial.is_significant(as_trained, best):
         best = as_trained
+    by_words = trial.add_lexical_votes(best)
+    if trial.is_significant(best, by_words):
+        best = by_words
     scoring = Scoring(
         metric=metric,
         choice=best,
@@ -127,9 +145,14 @@ class Trial:
         self.cut_off = int(metric.partition("@")[2])
         self.representations_ND = model.encode_queries(validation.texts)
         self.propensity = inverse_propensity(train.relevance, *propensity)
-        self.nearest: TopK | None = None
-        if model.training_queries is not None:
-            self.nearest = model.training_queries.nearest(self.representations_ND, max(NEIGHBOURS))
+        kept = model.training_queries
+        most = RankingChoice(
+            head=model.default_head,
+            dial=model.default_dial,
+            votes=replace(DEFAULT_VOTES, neighbours=max(NEIGHBOURS)) if kept and kept.index else None,
+            lexical_votes=replace(DEFAULT_LEXICAL_VOTES, neighbours=max(NEIGHBOURS)) if kept and kept.lexical else None,
+        )
+        self.voters = find_voters(model, validation.texts, self.representations_ND, most)
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
         self._indexes: dict[tuple[HeadName, float], _RepeatedSearch] = {}
         self._found: defaultdict[tuple[HeadName, float], list[TopK]] = defaultdict(list)
@@ -137,7 +160,7 @@ class Trial:
     def improve(self, start: RankingChoice, dials: Sequence[float]) -> RankingChoice:
         """Change one setting after another, and return the best choice that is found."""
         best = self._best_of_heads_and_dials(start, dials)
-        if self.nearest is None:
+        if self.voters.by_vectors is None:
             return best
         voting = replace(best, votes=DEFAULT_VOTES)
         for name, values in _VOTE_GRID:
@@ -145,6 +168,24 @@ class Trial:
             for value in values:
                 voting = self._better(voting, replace(voting, votes=replace(votes, **{name: value})))
         return self._better(best, self._best_of_heads_and_dials(voting, dials))
+
+    def add_lexical_votes(self, start: RankingChoice) -> RankingChoice:
+        """Let the training queries nearest by words vote too, and weigh both kinds of votes anew."""
+        if self.voters.by_words is None:
+            return start
+        best = replace(start, lexical_votes=DEFAULT_LEXICAL_VOTES)
+        for name, values in _LEXICAL_GRID:
+            settings = best.lexical_votes or DEFAULT_LEXICAL_VOTES
+            for value in values:
+                best = self._better(best, replace(best, lexical_votes=replace(settings, **{name: value})))
+        votes = start.votes or DEFAULT_VOTES
+        weighed = (replace(votes, weight=weight) for weight in WEIGHTS) if self.voters.by_vectors else ()
+        for by_vectors in (None, *weighed):
+            best = self._better(best, replace(best, votes=by_vectors))
+        settings = best.lexical_votes or DEFAULT_LEXICAL_VOTES
+        for weight in WEIGHTS[:-1]:
+            best = self._better(best, replace(best, lexical_votes=replace(settings, weight=weight)))
+        return best
 
     def is_significant(self, before: RankingChoice, after: RankingChoice) -> bool:
         """Whether `after` is better than `before` by more than 1.5 standard errors of the difference."""
@@ -161,7 +202,7 @@ class Trial:
         """Rank the labels of the validation queries, without filter pairs."""
         index = self._labels_of(choice)
         exclude = self.split.filtered
-        return rank(self.model, index, self.representations_ND, choice, k, exclude=exclude, nearest=self.nearest)
+        return rank(self.model, index, self.representations_ND, choice, k, voters=self.voters, exclude=exclude)
 
     def _best_of_heads_and_dials(self, best: RankingChoice, dials: Sequence[float]) -> RankingChoice:
         for head in self.model.heads:

@@ -16,6 +16,7 @@ _PART_TITLES: Mapping[str, str] = {
     "encoder": "Dual encoder",
     "classifier": "Classifier",
     "neighbours": "Neighbours",
+    "neighbours by words": "Neighbours by words",
     "encoder prior": "Label frequency",
     "classifier prior": "Label frequency",
     "frequency": "Label frequency",

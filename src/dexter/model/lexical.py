@@ -1,0 +1,141 @@
+"""Words that texts share: an inverted index of the training queries, and those most similar to a text by TF-IDF.
+
+    weight of a word in a text = (1 + log count) * idf,   idf = 1 + log((1 + M) / (1 + training queries with the word))
+    similarity = cosine of the two texts' weights
+
+A word is a run of letters and digits in lower case, known by its CRC-32, so that no strings are stored. A text's words
+are looked up from the rarest on while their postings fit a budget: frequent words hardly change which training queries
+are nearest, and a text costs the same among a million of them.
+
+Shapes: N texts, M training queries, V words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+
+from dexter.types import TopK
+
+_WORD = re.compile(r"\w+")
+_MAX_CHARACTERS = 2_000
+"""Characters of a text that are read: about what an encoder reads."""
+_MAX_POSTINGS = 2**15
+"""Postings that are read for a text; its most frequent words are left out where it has more."""
+_TINY = np.finfo(np.float32).tiny
+_BLOCK_TEXTS = 4_096
+"""Texts whose words are Python objects at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class LexicalIndex:
+    """For each word the training queries that contain it."""
+
+    words: NDArray[np.int64]
+    """The CRC-32 of each word, ascending."""
+    postings_VM: csr_matrix
+    """Words x training queries: TF-IDF weights, each training query of length one."""
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> LexicalIndex:
+        """Index the training queries."""
+        codes, ends = _words_of(texts)
+        words = np.unique(codes)
+        columns = np.searchsorted(words, codes).astype(np.int32)
+        counts_MV = csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=(len(texts), len(words)))
+        counts_MV.sum_duplicates()
+        frequencies_V = np.bincount(counts_MV.indices, minlength=len(words))
+        counts_MV.data = _weigh(counts_MV.data, frequencies_V[counts_MV.indices], len(texts)).astype(np.float32)
+        lengths_M = np.sqrt(np.asarray(counts_MV.power(2).sum(axis=1))).ravel()
+        counts_MV.data /= np.repeat(np.maximum(lengths_M, 1e-12), np.diff(counts_MV.indptr)).astype(np.float32)
+        return cls(words, csr_matrix(counts_MV.T))
+
+    def nearest(self, texts: Sequence[str], k: int, *, among: NDArray[np.int64] | None = None) -> TopK:
+        """Find the k most similar training queries of each text and their cosines, only `among` some rows if given.
+
+        Where fewer share a word with the text, the places left have row 0 and cosine 0.
+        """
+        k = min(k, self.postings_VM.shape[1] if among is None else len(among))
+        found = TopK(np.zeros((len(texts), k), np.int64), np.zeros((len(texts), k), np.float32))
+        for row, text in enumerate(texts if k else ()):
+            cosines = self._cosines(text)
+            values = cosines if among is None else cosines[among]
+            best = np.flatnonzero(values >= max(np.partition(values, -k)[-k], _TINY))
+            best = best[np.argsort(-values[best], kind="stable")[:k]]
+            found.ids[row, : len(best)] = best if among is None else among[best]
+            found.scores[row, : len(best)] = values[best]
+        return found
+
+    def _cosines(self, text: str) -> NDArray[np.float32]:
+        """Return the cosine of a text with every training query [M], from the words that fit the budget of postings."""
+        num_queries, starts = self.postings_VM.shape[1], self.postings_VM.indptr
+        codes, counts = np.unique(_words_of([text])[0], return_counts=True)
+        words = np.searchsorted(self.words, codes)
+        known = words < len(self.words)
+        known[known] = self.words[words[known]] == codes[known]
+        words = words[known]
+        postings = starts[words + 1] - starts[words]
+        weights = _weigh(counts[known], postings, num_queries)
+        weights /= max(float(np.linalg.norm(weights)), 1e-12)
+        rarest = np.argsort(postings, kind="stable")
+        rarest = rarest[np.cumsum(postings[rarest]) <= _MAX_POSTINGS]
+        cosines_M = np.zeros(num_queries, np.float32)
+        if len(rarest):
+            parts = [slice(*starts[word : word + 2].tolist()) for word in words[rarest].tolist()]
+            products = np.concatenate([self.postings_VM.data[part] for part in parts])
+            products *= np.repeat(weights[rarest].astype(np.float32), postings[rarest])
+            np.add.at(cosines_M, np.concatenate([self.postings_VM.indices[part] for part in parts]), products)
+        return cosines_M
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that are stored; cosines are kept in half precision."""
+        return {
+            "words": self.words,
+            "word_ends": self.postings_VM.indptr[1:].astype(np.int64),
+            "word_queries": self.postings_VM.indices.astype(np.int32),
+            "word_weights": self.postings_VM.data.astype(np.float16),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], num_queries: int) -> LexicalIndex:
+        """Make it from stored arrays; raises KeyError or ValueError where they do not fit together."""
+        words, weights = arrays["words"].astype(np.int64), arrays["word_weights"].astype(np.float32)
+        starts = np.concatenate([[0], arrays["word_ends"]])
+        postings_VM = csr_matrix((weights, arrays["word_queries"], starts), shape=(len(words), num_queries))
+        postings_VM.check_format(full_check=True)
+        if not np.isfinite(weights).all() or (np.diff(words) <= 0).any():
+            raise ValueError("weights that are not finite, or words out of order")
+        return cls(words, postings_VM)
+
+
+class _Codes(dict[str, int]):
+    """The CRC-32 of words, computed once for each."""
+
+    def __missing__(self, word: str) -> int:
+        code = self[word] = crc32(word.encode("utf-8", "surrogatepass"))
+        return code
+
+
+def _words_of(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the codes of all texts' words one after the other, and where those of each text end, from 0 on."""
+    codes, flat, lengths = _Codes(), [np.empty(0, np.int64)], [0]
+    for start in range(0, len(texts), _BLOCK_TEXTS):
+        block = texts[start : start + _BLOCK_TEXTS]
+        rows = [[codes[word] for word in _WORD.findall(text[:_MAX_CHARACTERS].lower())] for text in block]
+        flat.append(np.fromiter(chain.from_iterable(rows), dtype=np.int64))
+        lengths += map(len, rows)
+    return np.concatenate(flat), np.cumsum(lengths, dtype=np.int64)
+
+
+def _weigh(counts: NDArray[np.number], frequencies: NDArray[np.integer], num_queries: int) -> NDArray[np.float64]:
+    """Return the TF-IDF weights of words by their counts in a text and the training queries that contain them."""
+    weights = (1.0 + np.log(counts)) * (1.0 + np.log((1.0 + num_queries) / (1.0 + frequencies)))
+    return np.asarray(weights, dtype=np.float64)
