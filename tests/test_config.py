@@ -39,7 +39,7 @@ def test_assignments_are_toml_or_text():
         ({"train": {"epoch": 1}}, "did you mean 'train.epochs'"),
         ({"train": {"epochs": "three"}}, "train.epochs: expected int, got 'three'"),
         ({"train": {"epochs": True}}, "expected int"),
-        ({"train": {"epochs": 0}}, "train.epochs must be above 0"),
+        ({"train": {"epochs": -1}}, "train.epochs must be 0 or more"),
         ({"train": 3}, "train: expected a section"),
         ({"loss": {"name": "hinge"}}, "expected one of softmax"),
         ({"loss": {"temperature": 0}}, "loss.temperature must be above 0"),

@@ -95,12 +95,14 @@ class BatchConfig:
     """The queries of a step and the labels they are scored against."""
 
     size: int = 0
-    """Queries per step; 0: chosen from the data. Clustered batches are N / 2^depth queries, at most this many."""
+    """Queries per step; 0: chosen from the data, together with the pool where that is `auto`. Clustered batches are
+    N / 2^depth queries, at most this many."""
     order: Literal["shuffled", "clustered"] = "shuffled"
     """Random batches, or batches of similar queries (balanced clusters of their embeddings)."""
     pool: Literal["auto", "all", "in-batch", "sampled"] = "all"
     """Labels of a step: every label; the positives of the batch's queries; or drawn positives and hard negatives.
-    `auto`: every label up to 8,192, else the batch's positives and random labels, corrected for the sampling."""
+    `auto`: every label up to 16 per query of the batch and 8,192 in all, else the batch's positives and random labels
+    (6 per query, at most 3,072), corrected for the sampling."""
     positives: int = 0
     """Positives that a query brings into an in-batch or sampled pool (beta), drawn by relevance; 0: all of them. The
     others are its positives where another query brought them. How many count in the loss is `loss.positives`."""
@@ -235,7 +237,7 @@ class TrainConfig:
     """The training loop and its optimisers."""
 
     epochs: int = 3
-    """Passes over the training queries."""
+    """Passes over the training queries; 0: chosen from the data."""
     learning_rate: float = 0.0
     """Peak learning rate of the encoder; 0: chosen for the encoder."""
     head_learning_rate: float = 0.0
@@ -276,7 +278,7 @@ class TrainConfig:
     """Steps between checkpoints, in addition; 0: none."""
 
     def __post_init__(self) -> None:
-        _require(self.epochs > 0, "train.epochs", "above 0")
+        _require(self.epochs >= 0, "train.epochs", "0 or more")
         _require(self.learning_rate >= 0, "train.learning_rate", "0 or more")
         _require(0 <= self.warmup <= 1, "train.warmup", "between 0 and 1")
         _require(self.label_refresh >= 1, "train.label_refresh", "1 or more")

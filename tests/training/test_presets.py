@@ -6,7 +6,7 @@ import pytest
 
 from dexter.config import load_config
 from dexter.errors import UsageError
-from dexter.training.presets import resolve_presets
+from dexter.training.presets import resolve_counts, resolve_presets
 from tests.conftest import make_world
 
 
@@ -32,6 +32,45 @@ def test_few_labels_are_all_in_the_pool():
 def test_many_labels_are_sampled_and_corrected():
     batch = resolve_presets(load_config("dexter"), with_labels(8_193)).batch
     assert batch.pool == "in-batch" and batch.correct_pool and batch.random_labels > 0
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "size", "epochs"),
+    [(1, 32, 4), (300, 32, 4), (1_000, 64, 4), (3_000, 128, 4), (10_000, 256, 2), (33_437, 512, 2), (612_123, 1_024, 2)],
+)
+def test_few_queries_get_small_batches_and_more_epochs(num_queries, size, epochs):
+    config = resolve_counts(load_config("dexter"), num_queries=num_queries, num_labels=2_000)
+    assert (config.batch.size, config.train.epochs) == (size, epochs)
+
+
+@pytest.mark.parametrize(
+    ("num_queries", "num_labels", "random_labels"),
+    [
+        (1_000, 1_024, 0),  # all: 16 per query of a batch of 64
+        (1_000, 1_025, 384),
+        (10_000, 4_097, 1_536),
+        (33_437, 8_192, 0),  # all: 16 per query of a batch of 512
+        (33_437, 8_193, 3_072),
+        (612_123, 8_192, 0),
+        (612_123, 8_193, 3_072),
+    ],
+)
+def test_the_sample_of_labels_grows_with_the_batch(num_queries, num_labels, random_labels):
+    batch = resolve_counts(load_config("dexter"), num_queries=num_queries, num_labels=num_labels).batch
+    assert (batch.pool, batch.random_labels) == ("in-batch" if random_labels else "all", random_labels)
+
+
+def test_what_was_set_is_kept():
+    settings = {"batch.size": 100, "batch.random_labels": 50, "train.epochs": 7}
+    config = resolve_counts(load_config("dexter", settings), num_queries=1_000, num_labels=2_000)
+    assert (config.batch.size, config.batch.random_labels, config.train.epochs) == (100, 50, 7)
+
+
+@pytest.mark.parametrize(("num_queries", "size"), [(1_000, 32), (10_000, 128), (33_437, 512), (137_648, 1_024)])
+def test_a_recipe_with_a_named_pool_has_64_steps_per_epoch_and_its_own_epochs(num_queries, size):
+    config = load_config("dexml")
+    resolved = resolve_counts(config, num_queries=num_queries, num_labels=2_000)
+    assert (resolved.batch.size, resolved.train.epochs) == (size, config.train.epochs)
 
 
 def test_a_loss_without_correction_gets_none():

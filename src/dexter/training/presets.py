@@ -17,6 +17,13 @@ _STATIC_TOKENS = 1_000_000
 _CUT_OFF = 5
 _FEW_LABELS = 8_192
 _RANDOM_LABELS = 3_072
+_FEW_LABELS_PER_QUERY = 16
+"""All labels are in the pool while they are at most this many times the queries of a batch, and `_FEW_LABELS`."""
+_RANDOM_LABELS_PER_QUERY = 6
+"""Random labels of a sampled pool for each query of the batch, up to `_RANDOM_LABELS` in all."""
+_STEPS = 90
+"""Steps after which the default recipe has learned what few queries can teach; more epochs learn them by heart."""
+_FEWEST_EPOCHS, _MOST_EPOCHS = 2, 4
 SCALED_SETTINGS = (
     "batch.size",
     "train.learning_rate",
@@ -49,16 +56,17 @@ def resolve_counts(config: Config, *, num_queries: int, num_labels: int, num_pro
     metric = _metric(config.validation, num_labels)
     device = _device(config.train.device)
     static = config.encoder.kind == "static"
-    batch_size = config.batch.size or _batch_size(num_queries, static=static)
+    batch_size = config.batch.size or _batch_size(num_queries, static=static, sampled=config.batch.pool == "auto")
     rate = config.train.learning_rate or _learning_rate(batch_size, static=static)
     times = num_processes if config.train.scale_with_processes else 1
     tokens = _STATIC_TOKENS if static else _TRANSFORMER_TOKENS.get(device.split(":")[0], 4_096)
     return replace(
         config,
         validation=replace(config.validation, metric=metric),
-        batch=replace(_with_pool(config, num_labels), size=times * batch_size),
+        batch=replace(_with_pool(config, batch_size, num_labels), size=times * batch_size),
         train=replace(
             config.train,
+            epochs=config.train.epochs or _epochs(num_queries, batch_size),
             device=device,
             scale_with_processes=False,
             learning_rate=times * rate,
@@ -91,21 +99,35 @@ def _metric(validation: ValidationConfig, num_labels: int) -> str:
     return validation.metric
 
 
-def _with_pool(config: Config, num_labels: int) -> BatchConfig:
-    """The batch settings with the pool chosen: a corrected sample costs a fraction of all labels, at equal quality."""
+def _with_pool(config: Config, batch_size: int, num_labels: int) -> BatchConfig:
+    """The batch settings with the pool chosen: all labels where they are few, else a corrected sample of them.
+
+    A sample that grows with the batch keeps the labels per query, and so the time of an epoch, the same for any batch.
+    """
     batch = config.batch
     if batch.pool != "auto":
         return batch
-    if num_labels <= _FEW_LABELS:
+    if num_labels <= min(_FEW_LABELS, _FEW_LABELS_PER_QUERY * batch_size):
         return replace(batch, pool="all")
     corrected = config.loss.name in CORRECTED_LOSSES and config.loss.undrawn == "ignore" and not batch.hard_negatives
-    return replace(batch, pool="in-batch", random_labels=batch.random_labels or _RANDOM_LABELS, correct_pool=corrected)
+    num_random = batch.random_labels or min(_RANDOM_LABELS, _RANDOM_LABELS_PER_QUERY * batch_size)
+    return replace(batch, pool="in-batch", random_labels=num_random, correct_pool=corrected)
 
 
-def _batch_size(num_queries: int, *, static: bool) -> int:
-    """A power of two that makes 64 to 128 steps per epoch, within 32 and 1,024 queries (transformers: 16 and 512)."""
+def _batch_size(num_queries: int, *, static: bool, sampled: bool) -> int:
+    """A power of two within 32 and 1,024 queries (transformers: 16 and 512).
+
+    With a pool that is chosen too (`sampled`), the largest up to three times the root of the number of queries: 64 for
+    1,000, 256 for 10,000. Otherwise the largest that makes at least 64 steps per epoch.
+    """
     smallest, largest = (32, 1024) if static else (16, 512)
-    return min(largest, max(smallest, 1 << (max(1, num_queries // 64).bit_length() - 1)))
+    wanted = 3 * math.isqrt(num_queries) if sampled else num_queries // 64
+    return min(largest, max(smallest, 1 << (max(1, wanted).bit_length() - 1)))
+
+
+def _epochs(num_queries: int, batch_size: int) -> int:
+    """As many epochs as make about 90 steps, within 2 and 4."""
+    return min(_MOST_EPOCHS, max(_FEWEST_EPOCHS, round(_STEPS * batch_size / max(1, num_queries))))
 
 
 def _learning_rate(batch_size: int, *, static: bool) -> float:
