@@ -36,7 +36,15 @@ def test_many_labels_are_sampled_and_corrected():
 
 @pytest.mark.parametrize(
     ("num_queries", "size", "epochs"),
-    [(1, 32, 4), (300, 32, 4), (1_000, 64, 4), (3_000, 128, 4), (10_000, 256, 2), (33_437, 512, 2), (612_123, 1_024, 2)],
+    [
+        (1, 32, 4),
+        (300, 32, 4),
+        (1_000, 64, 4),
+        (3_000, 128, 4),
+        (10_000, 256, 2),
+        (33_437, 512, 2),
+        (612_123, 1_024, 2),
+    ],
 )
 def test_few_queries_get_small_batches_and_more_epochs(num_queries, size, epochs):
     config = resolve_counts(load_config("dexter"), num_queries=num_queries, num_labels=2_000)
