@@ -294,7 +294,7 @@ class ValidationConfig:
     metric: str = "auto"
     """The metric that decides which model is best, such as P@1; `auto`: nDCG@5, which varies less than P@1."""
     every_epochs: float = 1.0
-    """Epochs between validations."""
+    """Epochs between validations. A run whose epochs are chosen from the data is validated at its end only."""
     patience: int = 0
     """Stop after this many validations without improvement; 0: never."""
 

@@ -68,6 +68,15 @@ def test_the_sample_of_labels_grows_with_the_batch(num_queries, num_labels, rand
     assert (batch.pool, batch.random_labels) == ("in-batch" if random_labels else "all", random_labels)
 
 
+def test_a_run_whose_epochs_are_chosen_is_validated_at_its_end_only():
+    chosen, named = (
+        resolve_counts(load_config("dexter", settings), num_queries=1_000, num_labels=2_000)
+        for settings in ({}, {"train.epochs": 4})
+    )
+    assert chosen.train.epochs == named.train.epochs
+    assert (chosen.validation.every_epochs, named.validation.every_epochs) == (4.0, 1.0)
+
+
 def test_what_was_set_is_kept():
     settings = {"batch.size": 100, "batch.random_labels": 50, "train.epochs": 7}
     config = resolve_counts(load_config("dexter", settings), num_queries=1_000, num_labels=2_000)

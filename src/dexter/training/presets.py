@@ -58,15 +58,18 @@ def resolve_counts(config: Config, *, num_queries: int, num_labels: int, num_pro
     static = config.encoder.kind == "static"
     batch_size = config.batch.size or _batch_size(num_queries, static=static, sampled=config.batch.pool == "auto")
     rate = config.train.learning_rate or _learning_rate(batch_size, static=static)
+    epochs = config.train.epochs or _epochs(num_queries, batch_size)
+    # A few held-out queries would often prefer a model of the middle of the schedule, by luck: it is worse on others.
+    between = config.validation.every_epochs if config.train.epochs else max(epochs, config.validation.every_epochs)
     times = num_processes if config.train.scale_with_processes else 1
     tokens = _STATIC_TOKENS if static else _TRANSFORMER_TOKENS.get(device.split(":")[0], 4_096)
     return replace(
         config,
-        validation=replace(config.validation, metric=metric),
+        validation=replace(config.validation, metric=metric, every_epochs=float(between)),
         batch=replace(_with_pool(config, batch_size, num_labels), size=times * batch_size),
         train=replace(
             config.train,
-            epochs=config.train.epochs or _epochs(num_queries, batch_size),
+            epochs=epochs,
             device=device,
             scale_with_processes=False,
             learning_rate=times * rate,
