@@ -45,6 +45,8 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     for name, array in arrays.items():
         if not is_finite(array):
             raise ModelError(f"{path}: {name} holds values that are not finite: {_REMEDY}")
+    if hasattr(mmap, "MADV_DONTNEED"):  # the check has read everything: give it back until it is used
+        content.madvise(mmap.MADV_DONTNEED)
     return arrays
 
 

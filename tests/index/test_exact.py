@@ -8,7 +8,7 @@ from scipy.sparse import csr_matrix, random_array
 import dexter.index.device as on_device
 import dexter.index.exact as exact
 from dexter.errors import ModelError, UsageError
-from dexter.index import search
+from dexter.index import ExactIndex, search
 
 
 def whole_numbers(rng, shape, span=3):
@@ -180,3 +180,31 @@ def test_wrong_arguments_say_what_was_expected():
     labels[2, 1] = np.nan
     with pytest.raises(ModelError, match="not a number"):
         search(queries, labels, 1)
+
+
+@pytest.mark.parametrize(("num_labels", "k"), [(1, 1), (40, 60), (3_001, 7), (3_001, 900), (5_000, 20)])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_one_query_at_a_time_finds_what_a_batch_finds(num_labels, k, spread, monkeypatch):
+    """Before and after the vectors are rotated, whatever their spectrum, with a prior and with excluded pairs."""
+    monkeypatch.setattr(exact, "MANY", 1_000)
+    rng = np.random.default_rng(num_labels)
+    scales = np.exp(-spread * np.arange(24) / 24)
+    queries, labels = (rng.standard_normal((n, 24)) * scales for n in (exact.SEARCHED_PLAIN + 6, num_labels))
+    labels[:, -1] = rng.standard_normal(num_labels) - 3
+    queries, labels = queries.astype(np.float32), labels.astype(np.float32)
+    exclude = csr_matrix(random_array((len(queries), num_labels), density=0.1, rng=1))
+    index, expected = ExactIndex(labels), search(queries, labels, k, exclude=exclude)
+    for row, query in enumerate(queries):
+        found = index.search(query[None], k, exclude=exclude[[row]])
+        # Two orders of summation differ in the last bits, and may swap labels that are that close.
+        np.testing.assert_allclose(found.scores[0], expected.scores[row], rtol=1e-4, atol=1e-5)
+        assert (found.ids[0] == expected.ids[row]).mean() > 0.95
+
+
+def test_equal_scores_of_one_query_rank_by_id(monkeypatch):
+    monkeypatch.setattr(exact, "MANY", 1_000)
+    rng = np.random.default_rng(3)
+    labels, query = whole_numbers(rng, (3_000, 8), span=1), whole_numbers(rng, (1, 8), span=1)
+    index = ExactIndex(labels)
+    for _ in range(exact.SEARCHED_PLAIN + 2):
+        np.testing.assert_array_equal(index.search(query, 50).ids, slow_search(query, labels, 50)[0])

@@ -68,8 +68,14 @@ def _steps(world, dataset, recipe, changes, folder):
     weights = {f"encoder.{name}": value.cpu().numpy().copy() for name, value in trainer.encoder.state_dict().items()}
     whole = module.whole_model(world, trainer._model(), trainer.labels, trainer.text_of_label)
     if whole is not None:
-        weights |= {name: value.cpu().numpy().copy() for name, value in whole._head_state().items()}
-        weights["representations"] = whole.representations_LD.cpu().numpy().copy()
+        heads = {"dual": whole.head, "classifier": whole.classifier}
+        weights |= {
+            f"{head}.{name}": value.copy()
+            for head, arrays in heads.items()
+            if arrays is not None
+            for name, value in arrays.state().items()
+        }
+        weights["representations"] = whole.representations_LD.copy()
     return losses, weights, sizes
 
 

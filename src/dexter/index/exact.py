@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 
 from dexter.errors import ModelError, UsageError
 from dexter.index.base import BackendName
+from dexter.index.prefix import PrefixScan, largest_scores
 from dexter.processes import Processes, SingleProcess, concatenate_arrays
 from dexter.types import TopK
 
@@ -41,6 +43,10 @@ ROWS = 512
 COLUMNS = 8_192
 """Labels in a tile, a multiple of `GROUP`: few enough that its scores are still in the last cache when the group maxima
 are taken, many enough that threads seldom wait for each other."""
+FEW = 4
+"""Queries that are searched one by one."""
+MANY, SEARCHED_PLAIN = 4_096, 16
+"""Labels from which on, and searches of few queries after which, rotated prefixes are used (`dexter.index.prefix`)."""
 KEYS = 2**21
 """Scores of a tile that are examined again at a time; reached only where very many labels are equal."""
 MERGED_QUERIES = 2**16
@@ -116,6 +122,12 @@ class ExactIndex:
     """Where it computes."""
     backend: BackendName = field(default="exact", init=False)
     recall: float | None = field(default=1.0, init=False)
+    _few_searched: Iterator[int] = field(default_factory=count, init=False, repr=False, compare=False)
+    """Counts the searches of few queries."""
+
+    @cached_property
+    def _prefixes(self) -> PrefixScan:
+        return PrefixScan.of(self.vectors_LD)
 
     @cached_property
     def _placed(self) -> NDArray[np.float32] | Tensor:
@@ -129,8 +141,39 @@ class ExactIndex:
         exclude: csr_matrix | None = None,
         ceiling: NDArray[np.float32] | None = None,
     ) -> TopK:
-        """Return the k best labels of each query."""
+        """Return the k best labels of each query; few queries are searched one by one, which is faster."""
+        if self.device == "cpu" and 0 < len(queries_ND) <= FEW and ceiling is None:
+            check_arguments(queries_ND, self.vectors_LD, k, exclude, ceiling)
+            # Rotating the vectors takes as long as many searches: the command line must not wait for it.
+            rotated = len(self.vectors_LD) >= MANY and next(self._few_searched) >= SEARCHED_PLAIN
+            found = nothing_found(len(queries_ND), k)
+            for row, query_D in enumerate(queries_ND):
+                excluded = None if exclude is None else exclude.indices[exclude.indptr[row] : exclude.indptr[row + 1]]
+                labels = self._prefixes.find(query_D, k, excluded) if rotated else None
+                write_found(found, slice(row, row + 1), _best_of_one(query_D, self.vectors_LD, k, labels, excluded))
+            return found
         return search(queries_ND, self._placed, k, exclude=exclude, ceiling=ceiling)
+
+
+def _best_of_one(
+    query_D: Scores,
+    vectors_LD: Scores,
+    k: int,
+    labels: NDArray[np.int64] | None,
+    excluded: NDArray[np.integer] | None,
+) -> Keys:
+    """Return keys of the k best of some labels (None: all) for one query, in order, as one row."""
+    scores = (vectors_LD if labels is None else np.take(vectors_LD, labels, axis=0)) @ query_D
+    if np.isnan(scores.max()):
+        raise ModelError(NOT_A_NUMBER)
+    if labels is None:
+        if excluded is not None:
+            scores[excluded] = -np.inf
+        labels = largest_scores(scores, k)
+        scores = scores[labels]
+    elif excluded is not None:
+        scores[np.isin(labels, excluded)] = -np.inf
+    return np.sort(largest(make_keys(scores, labels)[None], k), axis=1)[:, ::-1]
 
 
 def search_shards(

@@ -26,7 +26,7 @@ from dexter.model.labels import Labels
 from dexter.model.training_queries import TrainingQueries
 from dexter.model.unseen import fill_unseen_rows
 from dexter.processes import Processes, SingleProcess
-from dexter.tensor_files import read_tensors, write_tensors
+from dexter.tensor_files import narrowed, read_tensors, write_tensors
 from dexter.types import HEAD_NAMES, HeadName
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class Model:
     """The kept training queries, if any."""
     query_encoder: OnnxEncoder | None = None
     """Encodes queries in place of `encoder`, which always encodes labels."""
+    has_filled_rows: bool = False
+    """Whether labels without training data have classifier rows already (see `dexter.model.unseen`)."""
     device: str = "cpu"
     """Where labels are searched, and where a transformer encodes."""
 
@@ -163,9 +165,9 @@ class Model:
 
         The columns of `priors_NP` are the heads that have priors, the dual encoder's first.
         """
-        classifier = self.classifier
+        classifier, first = self.classifier, len(self.labels.ids)
         table_LC = None if classifier is None else np.pad(classifier.table_LC, ((0, len(ids)), (0, 0)))
-        return self.with_labels(
+        longer = self.with_labels(
             Labels(
                 [*self.labels.ids, *ids],
                 [*self.labels.texts, *texts],
@@ -179,6 +181,28 @@ class Model:
             table_LC=table_LC,
             training_queries=None if self.training_queries is None else self.training_queries.append_labels(len(ids)),
         )
+        return longer._fill_rows(np.arange(first, first + len(ids))) if self.has_filled_rows else longer
+
+    def fill_rows(self) -> Model:
+        """Return the model with a classifier row for every label without training data, made from similar labels."""
+        filled = replace(self, has_filled_rows=True)
+        return filled if self.has_filled_rows else filled._fill_rows(np.flatnonzero(self.labels.counts == 0))
+
+    def _fill_rows(self, unseen: NDArray[np.int64]) -> Model:
+        """Return the model with the classifier rows of some labels without training data made anew."""
+        if self.classifier is None or not len(unseen):
+            return self
+        used = np.concatenate([np.flatnonzero(self.labels.counts), unseen])
+        rows_UC = fill_unseen_rows(
+            self.classifier.rows(used),
+            self.labels.counts[used],
+            texts_UC=self.classifier.project(self.representations_LD[unseen]),
+            label_vectors_LD=self.label_embeddings(self.representations_LD[used]),
+            device=self.device,
+        )[-len(unseen) :]
+        table_LC = self.classifier.table_LC.copy()
+        table_LC[unseen] = narrowed(rows_UC) if self.classifier.storage == "bfloat16" else rows_UC
+        return replace(self, classifier=replace(self.classifier, table_LC=table_LC))
 
     def select_labels(self, rows: NDArray[np.int64]) -> Model:
         """Return a model with the labels of some rows, in the order given."""
@@ -198,7 +222,9 @@ class Model:
         for row, vector_D in representations.items():
             changed_LD[row] = vector_D
         labels = Labels(self.labels.ids, changed_texts, self.labels.counts)
-        return replace(self, labels=labels, representations_LD=changed_LD)
+        renamed = replace(self, labels=labels, representations_LD=changed_LD)
+        unseen = np.array([row for row in representations if not self.labels.counts[row]], dtype=np.int64)
+        return renamed._fill_rows(unseen) if self.has_filled_rows else renamed
 
     def save(self, folder: Path, *, records: Mapping[str, object] | None = None) -> None:
         """Publish the model as a folder, atomically, in place of an older one; `records` are JSON files by name."""
@@ -243,7 +269,7 @@ class Model:
             dual, classifier = _build_heads(heads, state, len(labels.ids), encoder.dimension)
         except (KeyError, TypeError) as error:
             raise ModelError(f"{own / 'model.json'}: not a model of this version ({error!r})") from None
-        return cls(
+        model = cls(
             encoder=encoder,
             head=dual,
             classifier=classifier,
@@ -253,8 +279,10 @@ class Model:
             training_queries=TrainingQueries.load(
                 own, num_labels=len(labels.ids), dimension=encoder.dimension, device=device
             ),
+            has_filled_rows=bool(heads.get("filled_rows")),
             device=device,
         )
+        return model.fill_rows()
 
     def with_labels(
         self,
@@ -303,7 +331,7 @@ class Model:
         """Return the classifier rows, with those of labels without training data filled in from similar labels."""
         assert self.classifier is not None
         rows_LC, counts = self.classifier.rows(), self.labels.counts
-        if self.processes.size == 1 and (counts > 0).all():
+        if self.has_filled_rows or (self.processes.size == 1 and (counts > 0).all()):
             return rows_LC
         texts_UC = self.classifier.project(self.representations_LD[counts == 0])
         return fill_unseen_rows(
@@ -330,6 +358,7 @@ class Model:
             "projection": 0 if self.head.projection is None else len(self.head.projection.bias_P),
             "prior": self.has_prior,
             "classifier": None if self.classifier is None else self.classifier.storage,
+            "filled_rows": self.has_filled_rows,
         }
 
 

@@ -134,7 +134,8 @@ def count_votes(training_queries: TrainingQueries, nearest: TopK, temperature: f
     weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
     row_starts = np.arange(num_texts + 1) * num_neighbours
     chosen = csr_matrix((weights.ravel(), nearest.ids.ravel(), row_starts), shape=(num_texts, len(training_queries)))
-    return csr_matrix(chosen @ training_queries.relevance)
+    votes: csr_matrix = chosen @ training_queries.relevance
+    return votes
 
 
 def add_votes(
