@@ -54,7 +54,7 @@ _LEXICAL_GRID: Sequence[tuple[str, Sequence[Any]]] = (
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _STANDARD_ERRORS = 1.5
 _KEPT_BYTES = 2**29
-"""Label vectors of several heads and dials that are in memory at a time, unless those of one are more."""
+"""Most label vectors of other heads and dials that stay in memory while those of the next are made."""
 _RECORDED_KS = (1, 3, 5)
 """Cut-offs of the metrics that are recorded beside the one that decides."""
 
@@ -215,9 +215,9 @@ class Trial:
         """Return the labels of a head and dial, which are kept for the next choices while they fit in memory."""
         key = (choice.head, choice.dial)
         if key not in self._indexes:
-            vectors_LD = self.model.label_vectors(head=choice.head, dial=choice.dial)
-            if sum(index.vectors_LD.nbytes for index in self._indexes.values()) + vectors_LD.nbytes > _KEPT_BYTES:
+            if sum(index.vectors_LD.nbytes for index in self._indexes.values()) > _KEPT_BYTES:
                 self._indexes.clear()
+            vectors_LD = self.model.label_vectors(head=choice.head, dial=choice.dial)
             self._indexes[key] = _RepeatedSearch(vectors_LD, self.model.device, found=self._found[key])
         return self._indexes[key]
 
