@@ -30,7 +30,6 @@ _MAX_CHARACTERS = 2_000
 """Characters of a text that are read: about what an encoder reads."""
 _MAX_POSTINGS = 2**15
 """Postings that are read for a text; its most frequent words are left out where it has more."""
-_TINY = np.finfo(np.float32).tiny
 _BLOCK_TEXTS = 4_096
 """Texts whose words are Python objects at a time."""
 
@@ -68,8 +67,10 @@ class LexicalIndex:
         for row, text in enumerate(texts if k else ()):
             cosines = self._cosines(text)
             values = cosines if among is None else cosines[among]
-            best = np.flatnonzero(values >= max(np.partition(values, -k)[-k], _TINY))
-            best = best[np.argsort(-values[best], kind="stable")[:k]]
+            shared = np.flatnonzero(values > 0)
+            if len(shared) > k:
+                shared = shared[values[shared] >= np.partition(values[shared], -k)[-k]]
+            best = shared[np.argsort(-values[shared], kind="stable")[:k]]
             found.ids[row, : len(best)] = best if among is None else among[best]
             found.scores[row, : len(best)] = values[best]
         return found

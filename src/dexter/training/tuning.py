@@ -30,7 +30,7 @@ from dexter.model.model import Model
 from dexter.model.store import fingerprint
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.calibration import FITTED_PLACES, calibrate
-from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, VoteSettings
 from dexter.predict.rank import RankingChoice, find_voters, rank
 from dexter.predict.scoring import Scoring, write_tuned
 from dexter.training.run import check_data, make_splits, read_run
@@ -46,11 +46,8 @@ _VOTE_GRID: Sequence[tuple[str, Sequence[Any]]] = (
     ("weight", WEIGHTS),
 )
 """Settings of the votes in the order in which they are searched; the weight again, once the others are found."""
-_LEXICAL_GRID: Sequence[tuple[str, Sequence[Any]]] = (
-    ("weight", WEIGHTS[:-1]),
-    ("neighbours", (10, 20, 50)),
-    ("temperature", (0.05, 0.1, 0.2)),
-)
+_LEXICAL_VOTERS = ((10, 0.05), (20, 0.1), (50, 0.2))
+"""Neighbours by words and their temperatures: the flatter the votes, the more of them."""
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _STANDARD_ERRORS = 1.5
 _KEPT_BYTES = 2**29
@@ -174,10 +171,10 @@ class Trial:
         if self.voters.by_words is None:
             return start
         best = replace(start, lexical_votes=DEFAULT_LEXICAL_VOTES)
-        for name, values in _LEXICAL_GRID:
-            settings = best.lexical_votes or DEFAULT_LEXICAL_VOTES
-            for value in values:
-                best = self._better(best, replace(best, lexical_votes=replace(settings, **{name: value})))
+        for neighbours, temperature in _LEXICAL_VOTERS:
+            for weight in WEIGHTS[:-1]:
+                settings = VoteSettings(neighbours=neighbours, temperature=temperature, weight=weight)
+                best = self._better(best, replace(best, lexical_votes=settings))
         votes = start.votes or DEFAULT_VOTES
         weighed = (replace(votes, weight=weight) for weight in WEIGHTS) if self.voters.by_vectors else ()
         for by_vectors in (None, *weighed):
