@@ -7,9 +7,9 @@ this process, a restart and the edits of other processes all go through `apply_c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -44,6 +44,8 @@ class LabelChange:
     """(id, new text) of labels to rename."""
     add: Sequence[tuple[str, str]] = ()
     """(id, text) of new labels."""
+    examples: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By id of a new label, texts that have it, from which it is learned too, without training."""
     keep_vectors: bool = False
     """Whether renamed labels keep the vectors of their old texts, so that only the displayed text changes."""
     reuse_ids: bool = False
@@ -85,6 +87,11 @@ class LabelChange:
         for label_id, text in (*self.add, *self.rename):
             if not text.strip():
                 raise UsageError(f"label {label_id!r} has no text: a label is found by its text, give it one")
+        for label_id in self.examples.keys() - {label_id for label_id, _ in self.add}:
+            raise UsageError(f"examples of {label_id!r}, which is not added: give them with the label that they have")
+        for label_id, texts in self.examples.items():
+            if isinstance(texts, str) or not all(isinstance(text, str) and text.strip() for text in texts):
+                raise UsageError(f"the examples of label {label_id!r} are a list of texts, none of them empty")
 
 
 class ChangeResult(NamedTuple):
@@ -231,7 +238,8 @@ class LiveModel:
 def encode_change(model: Model, change: LabelChange, *, version: int = 1) -> list[ChangedLabel]:
     """Encode the new texts of a change; `version` is the version of the labels that it leads to."""
     encoded = [*(() if change.keep_vectors else change.rename), *change.add]
-    vectors = iter(model.encode_labels([text for _, text in encoded]))
+    examples = [change.examples.get(label_id, ()) for label_id, _ in encoded]
+    vectors = iter(model.encode_new_labels([text for _, text in encoded], examples))
     priors = model.priors_for_new_labels()
     added = {label_id for label_id, _ in change.add}
     return [

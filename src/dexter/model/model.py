@@ -3,7 +3,8 @@
 model/      the encoder (a sentence-transformers folder where possible)
   dexter/   model.json (version, heads, facts), labels.jsonl (id, text, training count),
             heads.safetensors (projections, priors, classifier table), labels.safetensors (representations),
-            training_queries.safetensors (see `dexter.model.training_queries`), scoring.json (what was tuned)
+            training_queries.safetensors (see `dexter.model.training_queries`), scoring.json (what was tuned),
+            new_labels.safetensors (see `dexter.model.unseen`)
   MANIFEST.json   SHA-256 of every file, written last
 """
 
@@ -24,7 +25,7 @@ from dexter.errors import ModelError, UsageError
 from dexter.files import atomic_folder, read_object, verify_manifest, write_json
 from dexter.model.labels import Labels
 from dexter.model.training_queries import TrainingQueries
-from dexter.model.unseen import fill_unseen_rows
+from dexter.model.unseen import LabelGenerator, fill_unseen_rows
 from dexter.processes import Processes, SingleProcess
 from dexter.tensor_files import narrowed, read_tensors, write_tensors
 from dexter.types import HEAD_NAMES, HeadName
@@ -57,6 +58,8 @@ class Model:
     """The processes that train it together; each holds the labels and vectors of its own shard only."""
     training_queries: TrainingQueries | None = None
     """The kept training queries, if any."""
+    generator: LabelGenerator | None = None
+    """How new labels are made, if it was learned."""
     query_encoder: OnnxEncoder | None = None
     """Encodes queries in place of `encoder`, which always encodes labels."""
     has_filled_rows: bool = False
@@ -142,12 +145,31 @@ class Model:
         """Return the encoder's output for label texts."""
         return self.encode_tokens(self.encoder.tokenize(texts, side="label"), side="label")
 
+    def encode_new_labels(self, texts: Sequence[str], examples: Sequence[Sequence[str]]) -> NDArray[np.float32]:
+        """Return representations of labels from their texts and, where there are any, from texts that have them."""
+        representations_ND = self.encode_labels(texts)
+        if not any(examples):
+            return representations_ND
+        if self.generator is None:
+            raise UsageError(
+                "this model has not learned to make labels from examples: add them by their texts only, or train with "
+                "recipe dexter and a validation split"
+            )
+        ends = np.cumsum([len(each) for each in examples])
+        encoded_ED = self.encode_queries([text for each in examples for text in each])
+        return self.generator.add_examples(representations_ND, np.split(encoded_ED, ends[:-1]))
+
     def label_embeddings(self, representations_ND: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Return the dual encoder's embeddings of labels (of all labels by default), without priors."""
         return self.head.vectors(self.representations_LD if representations_ND is None else representations_ND)
 
     def priors_for_new_labels(self) -> tuple[float, ...]:
-        """Return the prior of a label without training data in each head that has priors: the median of rare labels."""
+        """Return the prior of a label without training data in each head that has priors.
+
+        It is the one that was learned, else the median of rare labels.
+        """
+        if self.generator is not None:
+            return self.generator.priors
         rare_L = self.labels.counts < _RARE_COUNT
         return tuple(
             _lower_median(bias_L[rare_L]) if rare_L.any() else float(bias_L.min()) for bias_L in self.prior_biases()
@@ -245,6 +267,8 @@ class Model:
                 write_json(own / name, record)
             if self.training_queries is not None:
                 self.training_queries.save(own)
+            if self.generator is not None:
+                self.generator.save(own)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Model:
@@ -280,6 +304,11 @@ class Model:
                 own, num_labels=len(labels.ids), dimension=encoder.dimension, device=device
             ),
             has_filled_rows=bool(heads.get("filled_rows")),
+            generator=LabelGenerator.load(
+                own,
+                dimension=encoder.dimension,
+                num_priors=sum(part is not None and part.prior_L is not None for part in (dual, classifier)),
+            ),
             device=device,
         )
         return model.fill_rows()

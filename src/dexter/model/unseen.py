@@ -1,19 +1,95 @@
-"""Classifier rows for labels without training queries: made from the label's text and its nearest trained labels.
+"""Vectors, priors and classifier rows for labels without training queries: from the label's text, texts that have it,
+and its nearest trained labels.
 
 Shapes: L labels, U of them unseen (without training queries), V unseen labels of all processes, K nearest labels,
-S rows in use, D dimensions of the dual encoder, C of the classifier.
+S rows in use, N new labels, Q queries, P priors, D dimensions of the dual encoder, C of the classifier.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dexter.encoders.head_arrays import unit_rows
-from dexter.errors import UsageError
+from dexter.errors import ModelError, UsageError
 from dexter.index import place, search_shards
 from dexter.processes import Processes, SingleProcess, concatenate_arrays, sum_arrays
+from dexter.tensor_files import read_tensors, write_tensors
+
+GENERATOR_FILE = "new_labels.safetensors"
+NUM_NEIGHBOURS = 10
+"""Number of nearest seen labels from which the row of an unseen one is made."""
+_EXAMPLES_WEIGHT = 0.5
+"""Length of the part of a new label's direction that comes from examples; that of its text has length one."""
+_RIDGE = 3.0
+"""Added to the variance of queries in every direction, in units of its mean."""
+_LARGEST_VALUE = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelGenerator:
+    """How the representation and the priors of a new label are made; fitted by `dexter.training.new_labels`.
+
+    Texts that have the label, if any are given, turn the direction of its own text: by their mean, less that of all
+    queries, and divided by how much all queries differ in each direction (linear discriminant analysis).
+    """
+
+    priors: tuple[float, ...]
+    """The prior of a new label in each head that has priors, the dual encoder's first."""
+    mean_D: NDArray[np.float32]
+    """The mean representation of training queries."""
+    covariance_DD: NDArray[np.float32]
+    """The covariance of their representations."""
+
+    @classmethod
+    def of_queries(cls, queries_QD: NDArray[np.float32], *, priors: tuple[float, ...]) -> LabelGenerator:
+        """Make a generator from the representations of training queries."""
+        mean_D = queries_QD.mean(axis=0)
+        centred_QD = queries_QD - mean_D
+        covariance_DD = centred_QD.T @ centred_QD / np.float32(len(queries_QD))
+        return cls(priors=priors, mean_D=mean_D, covariance_DD=covariance_DD)
+
+    def add_examples(
+        self, texts_ND: NDArray[np.float32], examples: Sequence[NDArray[np.float32]]
+    ) -> NDArray[np.float32]:
+        """Return the representations of new labels, given those of their texts and of texts that have each of them."""
+        given = [number for number, each in enumerate(examples) if len(each)]
+        means_ND = np.stack([examples[number].mean(axis=0) for number in given]) - self.mean_D
+        ridge = np.float32(_RIDGE * np.trace(self.covariance_DD) / len(self.mean_D))
+        inner_DD = self.covariance_DD + ridge * np.eye(len(self.mean_D), dtype=np.float32)
+        turned_ND = unit_rows(np.linalg.solve(inner_DD, means_ND.T).T)
+        made_ND = texts_ND.copy()
+        lengths_N1 = np.linalg.norm(texts_ND[given], axis=1, keepdims=True)
+        made_ND[given] = lengths_N1 * unit_rows(unit_rows(texts_ND[given]) + _EXAMPLES_WEIGHT * turned_ND)
+        return made_ND
+
+    def save(self, folder: Path) -> None:
+        """Write the generator as one file of a model folder."""
+        priors = np.array(self.priors, dtype=np.float32)
+        arrays = {"priors": priors, "mean": self.mean_D, "covariance": self.covariance_DD}
+        write_tensors(folder / GENERATOR_FILE, arrays)
+
+    @classmethod
+    def load(cls, folder: Path, *, dimension: int, num_priors: int) -> LabelGenerator | None:
+        """Read the generator of a model folder; None where there is none, as in models of earlier versions."""
+        path = folder / GENERATOR_FILE
+        if not path.exists():
+            return None
+        arrays = read_tensors(path)
+        shapes = {"priors": (num_priors,), "mean": (dimension,), "covariance": (dimension, dimension)}
+        for name, shape in shapes.items():
+            array = arrays.get(name)
+            fits = array is not None and array.shape == shape and array.dtype == np.float32
+            if array is None or not fits or np.abs(array).max(initial=0.0) > _LARGEST_VALUE:
+                raise ModelError(f"{path}: {name} does not fit this model: restore the folder from a copy")
+        return cls(
+            priors=tuple(arrays["priors"].tolist()), mean_D=arrays["mean"], covariance_DD=arrays["covariance"]
+        )
 
 
 def fill_unseen_rows(
@@ -22,7 +98,7 @@ def fill_unseen_rows(
     *,
     texts_UC: NDArray[np.float32],
     label_vectors_LD: NDArray[np.float32],
-    num_neighbours: int = 10,
+    num_neighbours: int = NUM_NEIGHBOURS,
     processes: Processes | None = None,
     device: str = "cpu",
 ) -> NDArray[np.float32]:

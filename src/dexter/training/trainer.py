@@ -30,7 +30,7 @@ from dexter.index import place, search_shards
 from dexter.metrics import overfetch, remove_filtered, score
 from dexter.model.labels import Labels
 from dexter.model.model import Model
-from dexter.predict.scoring import SCORING_FILE, Scoring
+from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking
 from dexter.processes import LabelShard
 from dexter.training.checkpoint import load_checkpoint, restore_state, save_checkpoint, seed_rank, take_state
 from dexter.training.distributed import (
@@ -45,6 +45,7 @@ from dexter.training.distributed import (
 from dexter.training.gradcache import EncoderInput, StepResult, backward
 from dexter.training.label_cache import LabelCache
 from dexter.training.log import Interrupts, SilentLog, Stopwatch, TrainingLog
+from dexter.training.new_labels import fit_generator
 from dexter.training.objective import build_objective, spread
 from dexter.training.optimizers import build_optimizers
 from dexter.training.precision import GradientScaler, autocast, tf32_products
@@ -476,6 +477,9 @@ class Trainer:
                 maximum=maximum,
                 propensity=self.dataset.propensity,
             )
+            choice = choose_ranking(model, scoring)
+            generator = fit_generator(model, self.train_split, self.validation_split, choice)
+            model = replace(model, generator=generator)
         model = replace(model, training_queries=drop_unused(model.training_queries, scoring.choice))
         model.save(published, records={SCORING_FILE: scoring.to_json()})
 
