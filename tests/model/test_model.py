@@ -22,6 +22,7 @@ FILES = [
     "dexter/labels.safetensors",
     "dexter/training_queries.safetensors",
     "dexter/model.json",
+    "dexter/new_labels.safetensors",
     "dexter/scoring.json",
     "dexter_encoder.json",
     "static.safetensors",

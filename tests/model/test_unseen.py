@@ -8,9 +8,9 @@ import dexter
 from dexter import Predictor
 from dexter.data import Dataset, Split
 from dexter.encoders.head_arrays import unit_rows
-from dexter.errors import UsageError
+from dexter.errors import ModelError, UsageError
 from dexter.index import search
-from dexter.model.unseen import fill_unseen_rows
+from dexter.model.unseen import LabelGenerator, fill_unseen_rows
 from tests.conftest import SMALL
 
 NUM_KNOWN = 30
@@ -54,6 +54,27 @@ def test_counts_must_be_those_of_the_labels():
         fill_unseen_rows(
             np.zeros((3, 2)), np.array([1, 0]), texts_UC=np.zeros((1, 2)), label_vectors_LD=np.zeros((3, 2))
         )
+
+
+def test_examples_turn_a_label_as_a_slow_formula_says(tmp_path):
+    queries = unit(50, 5) * np.linspace(1, 3, 5, dtype=np.float32)
+    texts, examples = 3 * unit(3, 5, seed=1), [queries[:2], queries[:0], queries[4:9]]
+    generator = LabelGenerator.of_queries(queries, priors=(-1.5, 2.0))
+    made = generator.add_examples(texts, examples)
+    np.testing.assert_array_equal(made[1], texts[1])
+    covariance = np.cov(queries.T, bias=True)
+    for row in (0, 2):
+        difference = examples[row].mean(axis=0) - queries.mean(axis=0)
+        turned = np.linalg.inv(covariance + 3 * np.trace(covariance) / 5 * np.eye(5)) @ difference
+        direction = texts[row] / 3 + 0.5 * turned / np.linalg.norm(turned)
+        np.testing.assert_allclose(made[row], 3 * direction / np.linalg.norm(direction), atol=1e-5)
+    generator.save(tmp_path)
+    read = LabelGenerator.load(tmp_path, dimension=5, num_priors=2)
+    assert read.priors == (-1.5, 2.0)
+    np.testing.assert_array_equal(read.add_examples(texts, examples), made)
+    for dimension, num_priors in ((4, 2), (5, 1)):
+        with pytest.raises(ModelError, match=r"new_labels\.safetensors: .* does not fit this model"):
+            LabelGenerator.load(tmp_path, dimension=dimension, num_priors=num_priors)
 
 
 @pytest.fixture(scope="module", params=SETTINGS)

@@ -40,6 +40,9 @@ def add(
     input_path: Annotated[
         Path | None, typer.Option("--input", help="A file of labels: JSONL or a table with id and text; .gz too.")
     ] = None,
+    example: Annotated[
+        list[str] | None, typer.Option("--example", help="A text that has the new label; repeat for several.")
+    ] = None,
     reuse_ids: Annotated[bool, typer.Option("--reuse-ids", help="Allow ids of labels that were removed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be added, and add nothing.")] = False,
     as_json: Json = False,
@@ -48,15 +51,20 @@ def add(
 
     Example: dexter labels add runs/pydocs my.inv "my.inv: invert a matrix, quickly"
 
+    Example: dexter labels add runs/pydocs my.inv "my.inv: invert a matrix" --example "the inverse of a matrix"
+
     Example: dexter labels add runs/pydocs --input new.jsonl
     """
     if (input_path is None) == (label_id is None) or (label_id is None) != (text is None):
         raise UsageError("give ID and TEXT of one label, or --input with a file of labels")
+    if example and label_id is None:
+        raise UsageError("--example belongs to one label: give its ID and TEXT instead of --input")
     from dexter.data.formats import read_label_file
 
     labels = read_label_file(input_path) if input_path is not None else [(label_id or "", text or "")]
     predictor = _open(run, persistent=not dry_run)
-    result = predictor.add_labels(labels, reuse_ids=reuse_ids, by=_user())
+    examples = {label_id: example} if label_id is not None and example else {}
+    result = predictor.add_labels(labels, examples=examples, reuse_ids=reuse_ids, by=_user())
     if not dry_run:
         _report(run, predictor, result, f"{len(labels):,} added", as_json)
         return

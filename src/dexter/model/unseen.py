@@ -87,9 +87,7 @@ class LabelGenerator:
             fits = array is not None and array.shape == shape and array.dtype == np.float32
             if array is None or not fits or np.abs(array).max(initial=0.0) > _LARGEST_VALUE:
                 raise ModelError(f"{path}: {name} does not fit this model: restore the folder from a copy")
-        return cls(
-            priors=tuple(arrays["priors"].tolist()), mean_D=arrays["mean"], covariance_DD=arrays["covariance"]
-        )
+        return cls(priors=tuple(arrays["priors"].tolist()), mean_D=arrays["mean"], covariance_DD=arrays["covariance"])
 
 
 def fill_unseen_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -363,14 +363,20 @@ class Predictor:
         return preview_label(state.model, state.index, self.choice, text, label_text)
 
     def add_labels(
-        self, labels: Sequence[tuple[str, str]], *, reuse_ids: bool = False, by: str | None = None
+        self,
+        labels: Sequence[tuple[str, str]],
+        *,
+        examples: Mapping[str, Sequence[str]] | None = None,
+        reuse_ids: bool = False,
+        by: str | None = None,
     ) -> ChangeResult:
         """Add labels given as (id, text), without training: they are encoded and ranked from now on.
 
-        All of them are added or, when one is refused, none. Ids of removed labels are refused unless `reuse_ids`; such
-        a label starts anew. `by` is who adds them, for the history.
+        All of them are added or, when one is refused, none. `examples` are texts that have a label, by its id; they are
+        used too, where the run has learned how. Ids of removed labels are refused unless `reuse_ids`; such a label
+        starts anew. `by` is who adds them, for the history.
         """
-        return self.edit_labels(LabelChange(add=labels, reuse_ids=reuse_ids), by=by)
+        return self.edit_labels(LabelChange(add=labels, examples=examples or {}, reuse_ids=reuse_ids), by=by)
 
     def remove_labels(self, ids: Sequence[str], *, by: str | None = None) -> ChangeResult:
         """Remove labels from every later prediction; when one is unknown, none is removed."""

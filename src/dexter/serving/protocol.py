@@ -106,16 +106,24 @@ class PredictResponse(BaseModel):
 
 
 class NewLabel(RequestModel):
-    """A label to add."""
+    """The id and text of a label."""
 
     id: str = Field(min_length=1, max_length=1_000)
     text: str = Field(min_length=1, max_length=20_000, pattern=r"\S", description="Not only blanks.")
 
 
+class LabelWithExamples(NewLabel):
+    """A label to add, and texts that have it."""
+
+    examples: list[Annotated[str, Field(max_length=20_000, pattern=r"\S")]] = Field(
+        default=[], max_length=100, description="Texts that have the label; it is made from them too, without training."
+    )
+
+
 class AddLabelsRequest(RequestModel):
     """Labels to add: all of them or none."""
 
-    labels: list[NewLabel] = Field(min_length=1, max_length=1_000, fail_fast=True)
+    labels: list[LabelWithExamples] = Field(min_length=1, max_length=1_000, fail_fast=True)
     reuse_ids: bool = Field(default=False, description="Allow ids of removed labels.")
     model: RunName = None
 

@@ -261,7 +261,8 @@ def label_routes(runs: ServedRuns) -> APIRouter:
         """Add labels, all or none. They can be predicted from now on, without training."""
         body = await read_json(request, AddLabelsRequest)
         labels = [(label.id, label.text) for label in body.labels]
-        change = LabelChange(add=labels, reuse_ids=body.reuse_ids)
+        examples = {label.id: label.examples for label in body.labels if label.examples}
+        change = LabelChange(add=labels, examples=examples, reuse_ids=body.reuse_ids)
         return await change_labels(runs.get(body.model), change, request, if_match)
 
     @router.patch("/v1/labels", openapi_extra=json_body(RenameLabelsRequest))

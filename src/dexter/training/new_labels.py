@@ -2,9 +2,9 @@
 
 Some trained labels are hidden: they lose the vector of their own, their row, their prior and their votes, and are made
 again from their texts, as a new label is. What such a label lacks against a trained one, which was fitted to its
-queries, is then measured on validation queries, and given to all labels that are added. That a hidden label's words were
-trained with it makes it right more often than a new one, but the share of right ones among the places that it
-takes, which decides here, hardly differs between the two (bench/unseen_labels.py).
+queries, is measured on validation queries and added to the prior of every new label. The words of a hidden label were
+trained with it, so that it is found more often than a new one. Therefore not its recall decides, but how often it
+is right in the places that it takes, which differs little between the two, and with some caution.
 
 Shapes: N queries, H hidden labels, K labels that they are made from, D dimensions.
 """
@@ -15,7 +15,6 @@ import logging
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dexter.data import Split
 from dexter.encoders.head_arrays import unit_rows
@@ -34,7 +33,7 @@ _SHARE, _MAX_HIDDEN = 0.1, 2_000
 _MAX_TRAINING, _MAX_VALIDATION = 2_000, 1_000
 """Training queries whose mean and covariance are taken, and validation queries that are ranked."""
 _CAUTION = 2.0
-"""How much more often than trained labels hidden ones must be right, since their words were trained with them."""
+"""Factor of the odds that a hidden label in its place is right, against those of the labels it competes with."""
 _MIN_HITS = 20
 """Number of hidden labels that must be found before a precision is believed."""
 
@@ -59,19 +58,17 @@ def fit_generator(model: Model, train: Split, validation: Split, choice: Ranking
     hidden = np.sort(np.random.default_rng(0).permutation(seen)[:num_hidden])
     weight = model.head.temperature * choice.dial * (2 if choice.head == "unified" else 1)
     missing = _missing_score(model, validation, choice, hidden) / weight if weight else 0.0
-    log.info("a new label's prior is %+.2f of that of a rare one", missing)
+    log.info("a new label has the prior of a rare one %+.2f", missing)
     return LabelGenerator.of_queries(
         model.encode_queries(train.texts), priors=tuple(prior + missing for prior in priors)
     )
 
 
-def _missing_score(
-    model: Model, validation: Split, choice: RankingChoice, hidden: NDArray[np.int64]
-) -> float:
+def _missing_score(model: Model, validation: Split, choice: RankingChoice, hidden: NDArray[np.int64]) -> float:
     """Return what may be added to the scores of new labels, 0 or more.
 
     It is the most with which hidden labels that come among the first ten are right as often as the ten were without
-    them.
+    them, times a caution.
     """
     representations_ND = model.encode_queries(validation.texts)
     index = ExactIndex(model.label_vectors(head=choice.head, dial=choice.dial))
@@ -81,14 +78,24 @@ def _missing_score(
     order = np.argsort(np.isin(found.ids, hidden), axis=1, kind="stable")[:, :_PLACES]
     ids_NK, scores_NK = (np.take_along_axis(values, order, axis=1) for values in found)
     rows = np.repeat(np.arange(len(ids_NK)), ids_NK.shape[1])
-    target = _CAUTION * float(np.mean(_entries(validation.relevance, rows, ids_NK.ravel())))
+    relevant = np.asarray(validation.relevance[rows, ids_NK.ravel()]).ravel() > 0
+    right = float(np.mean(relevant & (ids_NK.ravel() >= 0)))
     scores_NH = _hidden_scores(model, representations_ND, choice, hidden)
     margins_NH = scores_NH - scores_NK[:, -1:]
     if validation.filtered is not None:
         margins_NH[validation.filtered[:, hidden].nonzero()] = -np.inf
+    return largest_offset(margins_NH, (validation.relevance[:, hidden] > 0).toarray(), right)
+
+
+def largest_offset(margins_NH: NDArray[np.float32], relevant_NH: NDArray[np.bool_], right: float) -> float:
+    """Return the most that may be added to all margins, 0 or more, if those above 0 are to be relevant often enough.
+
+    The odds that they are must be at least twice (`_CAUTION`) those of `right`, a probability; at least 20 must be.
+    """
     falling = np.argsort(-margins_NH, axis=None, kind="stable")
-    hits = np.cumsum((validation.relevance[:, hidden] > 0).toarray().ravel()[falling])
-    enough = (hits >= _MIN_HITS) & (hits >= target * np.arange(1, len(hits) + 1))
+    hits = np.cumsum(relevant_NH.ravel()[falling])
+    misses = np.arange(1, len(hits) + 1) - hits
+    enough = (hits >= _MIN_HITS) & (hits * (1.0 - right) >= _CAUTION * right * misses)
     if not enough.any():
         return 0.0
     return max(0.0, -float(margins_NH.ravel()[falling[np.flatnonzero(enough)[-1]]]))
@@ -107,7 +114,11 @@ def _hidden_scores(
     seen = np.flatnonzero(model.labels.counts > 0)
     others = np.setdiff1d(seen, hidden)
     # Only the labels whose rows they borrow from are copied.
-    near = search(unit_rows(model.label_embeddings(representations_HD)), unit_rows(model.label_embeddings()[others]), min(NUM_NEIGHBOURS, len(others)))
+    near = search(
+        unit_rows(model.label_embeddings(representations_HD)),
+        unit_rows(model.label_embeddings()[others]),
+        min(NUM_NEIGHBOURS, len(others)),
+    )
     small = model.select_labels(others[np.unique(near.ids)])
     added = [
         ChangedLabel(model.labels.ids[row], text, vector_D, priors, 1)
@@ -120,7 +131,3 @@ def _hidden_scores(
 def _spaced(split: Split, maximum: int) -> Split:
     """Take queries at equal distances: they stand in the order of the data set."""
     return split.select(np.linspace(0, len(split) - 1, min(maximum, len(split))).astype(np.int64))
-
-
-def _entries(pairs: csr_matrix, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.asarray(pairs[rows, columns]).ravel() > 0
