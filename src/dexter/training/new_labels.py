@@ -23,7 +23,7 @@ from dexter.model.edits import apply_changes
 from dexter.model.model import Model
 from dexter.model.store import ChangedLabel
 from dexter.model.unseen import NUM_NEIGHBOURS, LabelGenerator
-from dexter.predict.rank import RankingChoice, rank
+from dexter.predict.rank import RankingChoice, find_voters, rank
 
 log = logging.getLogger("dexter")
 _PLACES = 10
@@ -73,7 +73,8 @@ def _missing_score(model: Model, validation: Split, choice: RankingChoice, hidde
     representations_ND = model.encode_queries(validation.texts)
     index = ExactIndex(model.label_vectors(head=choice.head, dial=choice.dial))
     depth = min(3 * _PLACES, len(model.labels.ids))
-    found = rank(model, index, representations_ND, choice, depth, exclude=validation.filtered)
+    voters = find_voters(model, validation.texts, representations_ND, choice)
+    found = rank(model, index, representations_ND, choice, depth, voters=voters, exclude=validation.filtered)
     # The others move up to the places of hidden labels.
     order = np.argsort(np.isin(found.ids, hidden), axis=1, kind="stable")[:, :_PLACES]
     ids_NK, scores_NK = (np.take_along_axis(values, order, axis=1) for values in found)
