@@ -6,7 +6,10 @@ whose bound is below the k-th best score known are out: after a short prefix mos
 and only the rest are scored in full. The result is that of scoring every label, for a fraction of the memory traffic,
 which is what one query costs. Batches are better served by one matrix product.
 
-Shapes: L labels, D dimensions, P of the longer prefix, C candidates, K places.
+The short prefix is stored one dimension after the other, in which order a product with one vector is twice as fast; the
+dimensions up to the longer prefix one label after the other, so that those of some labels can be picked.
+
+Shapes: L labels, D dimensions, S of the short prefix, P of the longer one, C candidates, K places.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ from numpy.typing import NDArray
 Vectors = NDArray[np.float32]
 _SAMPLED = 4_096
 """Vectors from which the rotation is computed."""
-_SHORT, _LONG = 4, 2
-"""The prefixes are a quarter and half of the dimensions."""
+_SHORT, _LONG = 6, 2
+"""The prefixes are a sixth and half of the dimensions."""
 _SEEDS = 4
 """Labels per place that are scored first, for a floor under the k-th best score."""
 _GROUP = 32
@@ -34,12 +37,11 @@ class PrefixScan:
 
     vectors_LD: Vectors
     rotation_DP: Vectors
-    short_L: Vectors
-    """The first dimensions of each vector; the next ones are in `next_L`."""
-    next_L: Vectors
-    short_rest_L: Vectors
-    """Length of what follows the short prefix."""
-    long_rest_L: Vectors
+    short_SL: Vectors
+    """The dimensions of the short prefix, and as one more the length of what follows them."""
+    next_LP: Vectors
+    """The dimensions from there to the end of the longer prefix, and as two more the lengths of what follows the longer
+    prefix and, less than 0, the short one."""
     longest: float
     """Length of the longest vector."""
 
@@ -53,39 +55,34 @@ class PrefixScan:
         rotation_DP = np.ascontiguousarray(directions_DD[:, ::-1][:, :long])
         prefixes_LP = vectors_LD @ rotation_DP
         squares_L = np.einsum("ld,ld->l", vectors_LD, vectors_LD)
-        short_L, next_L = (np.ascontiguousarray(part) for part in (prefixes_LP[:, :short], prefixes_LP[:, short:]))
-        first_L, second_L = (np.einsum("lp,lp->l", part, part) for part in (short_L, next_L))
+        first_L, both_L = (np.einsum("lp,lp->l", part, part) for part in (prefixes_LP[:, :short], prefixes_LP))
+        short_rest_L, long_rest_L = _rest(squares_L, first_L), _rest(squares_L, both_L)
         return cls(
             vectors_LD,
             rotation_DP,
-            short_L,
-            next_L,
-            _rest(squares_L, first_L),
-            _rest(squares_L, first_L + second_L),
+            np.concatenate([prefixes_LP[:, :short].T, short_rest_L[None]]),
+            np.concatenate([prefixes_LP[:, short:], long_rest_L[:, None], -short_rest_L[:, None]], axis=1),
             float(np.sqrt(squares_L.max())),
         )
 
     def find(self, query_D: Vectors, k: int, excluded: NDArray[np.integer] | None = None) -> NDArray[np.int64]:
         """Return labels, ascending, among which the k best are, apart from the excluded ones."""
-        short = self.short_L.shape[1]
+        short = len(self.short_SL) - 1
         num_seeds = _SEEDS * (k + (0 if excluded is None else len(excluded)))
         query_P = query_D @ self.rotation_DP
-        square = float(query_D @ query_D)
-        first = float(query_P[:short] @ query_P[:short])
-        partial_L = self.short_L @ query_P[:short]
-        seeds = largest_scores(partial_L, num_seeds)
+        square, first = float(query_D @ query_D), float(query_P[:short] @ query_P[:short])
+        rests = _rest(square, np.array([float(query_P @ query_P), first]))
+        bounds_L = np.append(query_P[:short], rests[1]) @ self.short_SL
+        seeds = largest_scores(bounds_L, num_seeds)
         scores = np.take(self.vectors_LD, seeds, axis=0) @ query_D
         if excluded is not None:
             scores[np.isin(seeds, excluded)] = -np.inf
         if k >= len(scores):
             return np.arange(len(self.vectors_LD))
         floor = np.partition(scores, len(scores) - k)[-k] - _ROUNDING * self.longest * np.sqrt(square)
-        bounds_L = self.short_rest_L * _rest(square, first)
-        bounds_L += partial_L
         found = np.flatnonzero(bounds_L >= floor)
-        bounds_C = np.take(self.next_L, found, axis=0) @ query_P[short:]
-        bounds_C += partial_L[found]
-        bounds_C += self.long_rest_L[found] * _rest(square, float(query_P @ query_P))
+        bounds_C = np.take(self.next_LP, found, axis=0) @ np.concatenate([query_P[short:], rests])
+        bounds_C += bounds_L[found]
         return np.asarray(found[bounds_C >= floor])
 
 
@@ -98,6 +95,6 @@ def largest_scores(scores_L: Vectors, count: int) -> NDArray[np.int64]:
     return np.flatnonzero(scores_L >= np.partition(maxima_G, num_groups - count)[num_groups - count])
 
 
-def _rest(square: Vectors | float, part: Vectors | float) -> Vectors:
+def _rest(square: Vectors | float, part: NDArray[np.floating]) -> Vectors:
     """Return the length of what a part of a vector leaves, at least."""
     return np.sqrt(np.maximum(square - part, 0.0) + _ROUNDING * np.asarray(square), dtype=np.float32)
