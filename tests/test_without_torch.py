@@ -62,3 +62,14 @@ def test_what_needs_torch_says_so_in_one_line(run, tmp_path):
         assert refused.returncode == 5
         [line] = refused.stderr.splitlines()
         assert "pip install 'dexter-xmc[train]'" in line
+
+
+def test_one_text_imports_neither_scipy_nor_the_formats_of_data(run):
+    code = """
+from dexter.predict import Predictor
+
+assert Predictor.load(sys.argv[1], neighbours=True).predict(["river stone"])[0]
+assert not {"scipy", "tqdm", "dexter.data.formats"} & sys.modules.keys()
+"""
+    predicted = run_without_torch(code, str(run))
+    assert predicted.returncode == 0, predicted.stderr

@@ -90,6 +90,24 @@ def is_finite(array: NDArray[Any]) -> bool:
         return array.dtype.kind != "f" or bool(np.isfinite(array.sum()) or np.isfinite(array).all())
 
 
+def row_starts(ends: NDArray[Any], columns: NDArray[Any], num_columns: int) -> NDArray[np.int64]:
+    """Return where each row of a stored sparse matrix begins, and the end of the last one.
+
+    `ends` says where rows end among the columns of all entries; raises ValueError where these do not fit together.
+    """
+    starts = np.concatenate([[0], ends])
+    if (
+        starts.dtype.kind != "i"
+        or columns.dtype.kind != "i"
+        or starts[-1] != len(columns)
+        or (np.diff(starts) < 0).any()
+    ):
+        raise ValueError("rows that end before they begin or beyond the entries")
+    if len(columns) and not 0 <= columns.min() <= columns.max() < num_columns:
+        raise ValueError("an entry beyond the last column")
+    return starts.astype(np.int64, copy=False)
+
+
 def _view(content: mmap.mmap, start: int, entry: Mapping[str, Any]) -> NDArray[Any]:
     kind, shape = np.dtype(_TYPES[entry["dtype"]]), tuple(map(int, entry["shape"]))
     begin, end = map(int, entry["data_offsets"])

@@ -14,9 +14,10 @@ from dataclasses import replace
 import pytest
 
 from dexter.errors import DataError, UsageError
-from dexter.predict.files import Query, is_pattern, predict_files, predict_texts, read_texts, write_lines
+from dexter.predict.files import Query, is_pattern, predict_files, predict_texts, write_lines
 from dexter.predict.filters import LabelFilter
 from dexter.predict.predictor import Prediction, Predictor
+from dexter.predict.text_files import read_texts
 from dexter.processes import Launch
 
 

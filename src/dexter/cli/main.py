@@ -451,7 +451,7 @@ def predict(
         raise UsageError("give a text or --input, not both")
     if sum((threshold is not None, precision is not None, best_f1)) > 1:
         raise UsageError("give one of --threshold, --precision and --best-f1")
-    from dexter.predict.files import Query, form_of, is_pattern, predict_files, predict_texts, read_texts, write_lines
+    from dexter.predict.files import Query, form_of, is_pattern, predict_files, predict_texts, write_lines
     from dexter.predict.predictor import Predictor
 
     launch, many = read_launch(), input_path is not None and is_pattern(str(input_path))
@@ -459,7 +459,13 @@ def predict(
         raise UsageError(f"--input {str(input_path)!r} stands for many files: name a folder for theirs with --output")
     if not (many or launch.is_first):
         return
-    queries = iter([Query("1", text)]) if text is not None else iter(()) if many else read_texts(input_path)
+    queries: Iterator[Query] = iter(())
+    if text is not None:
+        queries = iter([Query("1", text)])
+    elif not many:
+        from dexter.predict.text_files import read_texts
+
+        queries = read_texts(input_path)
     predictor = Predictor.load(
         run,
         head=parse_head(head),
@@ -513,9 +519,9 @@ def index_command(
     from itertools import islice
 
     from dexter.model.store import model_folder
-    from dexter.predict.files import read_texts
     from dexter.predict.predictor import Predictor
     from dexter.predict.run_index import build_run_index, describe
+    from dexter.predict.text_files import read_texts
 
     texts = None if queries is None else [query.text for query in islice(read_texts(queries), 512)]
     predictor = Predictor.load(run, head=parse_head(head), index="exact")

@@ -11,12 +11,14 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
-from dexter.data.dataset import Dataset, Split
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+    from dexter.data.dataset import Dataset, Split
 
 OwnLabelsSetting = Literal["auto", "exclude", "keep"]
 MIN_QUERIES, MIN_SHARE = 20, 0.01
@@ -98,7 +100,7 @@ class OwnLabels:
         own = self.finder(dataset.label_ids, dataset.label_texts).matrix(split.uids, split.texts)
         if not own.nnz:
             return split
-        filtered = own if split.filtered is None else csr_matrix(own + split.filtered)
+        filtered = own if split.filtered is None else (own + split.filtered).tocsr()
         filtered.data = np.ones_like(filtered.data)
         return replace(split, filtered=filtered)
 
@@ -135,6 +137,9 @@ class OwnLabelFinder:
 
     def matrix(self, uids: Sequence[str | None], texts: Sequence[str]) -> csr_matrix:
         """Return the own labels of queries as a matrix of ones, queries x labels."""
+        # Imported here because predicting without own labels does not need it, and it takes a while.
+        from scipy.sparse import csr_matrix
+
         indices: list[int] = []
         starts = np.zeros(len(texts) + 1, dtype=np.int64)
         for position, (uid, text) in enumerate(zip(uids, texts, strict=True)):
@@ -168,7 +173,7 @@ def find_own_labels(dataset: Dataset, setting: OwnLabelsSetting) -> OwnLabels:
         for name, pairs in seen.items()
     }
     counted = [pairs for name, pairs in seen.items() if chosen[name] or not any(chosen.values())]
-    own = csr_matrix(sum(counted[1:], counted[0]))
+    own = sum(counted[1:], counted[0]).tocsr()
     return OwnLabels(
         setting=setting,
         **chosen,

@@ -15,7 +15,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from dexter.errors import UsageError
 
@@ -116,6 +115,12 @@ class LimitedTokenizer:
 
         `progress` shows a progress bar on stderr if that is a terminal.
         """
+        if len(texts) == 1:
+            ids_of_one, length = self._encode([_replace_surrogates(texts[0][: self._max_characters])])
+            return Tokens(ids=ids_of_one.astype(self._dtype), offsets=np.append(0, length))
+        # Imported here because one text does not need it, and it takes a while.
+        from tqdm import tqdm
+
         ids, lengths = [np.empty(0, self._dtype)], [np.zeros(1, np.int64)]
         chunks = _Chunks(self._tokenizer) if self._by_chunk and len(texts) >= _FEWEST_REPEATING_TEXTS else None
         with tqdm(total=len(texts), desc="tokenize", unit="text", disable=None if progress else True) as bar:

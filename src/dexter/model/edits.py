@@ -260,6 +260,8 @@ def apply_changes(model: Model, changed: Sequence[ChangedLabel], *, since: int =
         changed: the labels that have changed after that version. Added ones become the last labels, in this order.
         since: version of the model's labels; 0 as published.
     """
+    if not changed:
+        return model
     row_by_id = {label_id: row for row, label_id in enumerate(model.labels.ids)}
     new = [label for label in changed if label.added_in is not None and label.added_in > since]
     new_ids = {label.id for label in new}

@@ -21,8 +21,8 @@ from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
+from dexter.tensor_files import row_starts
 from dexter.types import TopK
 
 _WORD = re.compile(r"\w+")
@@ -40,12 +40,20 @@ class LexicalIndex:
 
     words: NDArray[np.int64]
     """The CRC-32 of each word, ascending."""
-    postings_VM: csr_matrix
-    """Words x training queries: TF-IDF weights, each training query of length one."""
+    starts_V: NDArray[np.int64]
+    """Where the postings of each word begin, and the end of the last."""
+    queries: NDArray[np.int32]
+    """The training query of each posting."""
+    weights: NDArray[np.float32]
+    """The TF-IDF weight of each posting, each training query of length one."""
+    num_queries: int
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> LexicalIndex:
         """Index the training queries."""
+        # Imported here because looking up words does not need it, and it takes a while.
+        from scipy.sparse import csr_matrix
+
         codes, ends = _words_of(texts)
         words = np.unique(codes)
         columns = np.searchsorted(words, codes).astype(np.int32)
@@ -55,14 +63,16 @@ class LexicalIndex:
         counts_MV.data = _weigh(counts_MV.data, frequencies_V[counts_MV.indices], len(texts)).astype(np.float32)
         lengths_M = np.sqrt(np.asarray(counts_MV.power(2).sum(axis=1))).ravel()
         counts_MV.data /= np.repeat(np.maximum(lengths_M, 1e-12), np.diff(counts_MV.indptr)).astype(np.float32)
-        return cls(words, csr_matrix(counts_MV.T))
+        postings_VM = csr_matrix(counts_MV.T)
+        starts_V = postings_VM.indptr.astype(np.int64)
+        return cls(words, starts_V, postings_VM.indices, postings_VM.data, len(texts))
 
     def nearest(self, texts: Sequence[str], k: int, *, among: NDArray[np.int64] | None = None) -> TopK:
         """Find the k most similar training queries of each text and their cosines, only `among` some rows if given.
 
         Where fewer share a word with the text, the places left have row 0 and cosine 0.
         """
-        k = min(k, self.postings_VM.shape[1] if among is None else len(among))
+        k = min(k, self.num_queries if among is None else len(among))
         found = TopK(np.zeros((len(texts), k), np.int64), np.zeros((len(texts), k), np.float32))
         for row, text in enumerate(texts if k else ()):
             cosines = self._cosines(text)
@@ -77,7 +87,7 @@ class LexicalIndex:
 
     def _cosines(self, text: str) -> NDArray[np.float32]:
         """Return the cosine of a text with every training query [M], from the words that fit the budget of postings."""
-        num_queries, starts = self.postings_VM.shape[1], self.postings_VM.indptr
+        num_queries, starts = self.num_queries, self.starts_V
         codes, counts = np.unique(_words_of([text])[0], return_counts=True)
         words = np.searchsorted(self.words, codes)
         known = words < len(self.words)
@@ -91,30 +101,31 @@ class LexicalIndex:
         cosines_M = np.zeros(num_queries, np.float32)
         if len(rarest):
             parts = [slice(*starts[word : word + 2].tolist()) for word in words[rarest].tolist()]
-            products = np.concatenate([self.postings_VM.data[part] for part in parts])
+            products = np.concatenate([self.weights[part] for part in parts])
             products *= np.repeat(weights[rarest].astype(np.float32), postings[rarest])
-            np.add.at(cosines_M, np.concatenate([self.postings_VM.indices[part] for part in parts]), products)
+            np.add.at(cosines_M, np.concatenate([self.queries[part] for part in parts]), products)
         return cosines_M
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that are stored; cosines are kept in half precision."""
         return {
             "words": self.words,
-            "word_ends": self.postings_VM.indptr[1:].astype(np.int64),
-            "word_queries": self.postings_VM.indices.astype(np.int32),
-            "word_weights": self.postings_VM.data.astype(np.float16),
+            "word_ends": self.starts_V[1:],
+            "word_queries": self.queries.astype(np.int32),
+            "word_weights": self.weights.astype(np.float16),
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], num_queries: int) -> LexicalIndex:
         """Make it from stored arrays; raises KeyError or ValueError where they do not fit together."""
         words, weights = arrays["words"].astype(np.int64), arrays["word_weights"].astype(np.float32)
-        starts = np.concatenate([[0], arrays["word_ends"]])
-        postings_VM = csr_matrix((weights, arrays["word_queries"], starts), shape=(len(words), num_queries))
-        postings_VM.check_format(full_check=True)
+        queries = arrays["word_queries"]
+        starts_V = row_starts(arrays["word_ends"], queries, num_queries)
+        if len(starts_V) != len(words) + 1 or len(weights) != len(queries):
+            raise ValueError("words without postings, or postings without weights")
         if not np.isfinite(weights).all() or (np.diff(words) <= 0).any():
             raise ValueError("weights that are not finite, or words out of order")
-        return cls(words, postings_VM)
+        return cls(words, starts_V, queries, weights, num_queries)
 
 
 class _Codes(dict[str, int]):

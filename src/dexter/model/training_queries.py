@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import ModelError
 from dexter.index import ExactIndex, search
 from dexter.model.lexical import LexicalIndex
-from dexter.tensor_files import read_tensors, write_tensors
+from dexter.tensor_files import read_tensors, row_starts, write_tensors
 from dexter.types import TopK
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 TRAINING_QUERIES_FILE = "training_queries.safetensors"
 _KEPT_CHARACTERS = 300
@@ -56,8 +59,12 @@ class TrainingQueries:
     index: ExactIndex | None
     """Finds the nearest: vectors of length one, rounded to half precision, in which they are stored. None where there
     are too many to keep their vectors."""
-    relevance: csr_matrix
-    """Training queries x labels of the model; 1 where the query has the label."""
+    label_starts: NDArray[np.int64]
+    """Where the labels of each query begin in `label_rows`, and the end of the last."""
+    label_rows: NDArray[np.integer]
+    """The labels of all queries, as positions among the model's labels."""
+    num_labels: int
+    """Labels of the model."""
     uids: PackedTexts
     texts: PackedTexts
     lexical: LexicalIndex | None = None
@@ -74,32 +81,43 @@ class TrainingQueries:
         device: str = "cpu",
     ) -> TrainingQueries:
         """Keep queries, given their representations, labels (queries x labels), ids and texts; `device` searches."""
-        ones = csr_matrix(relevance, dtype=np.float32, copy=True)
-        ones.data[:] = 1.0
         index = None
         if representations_MD is not None:
             index = ExactIndex(unit_rows(representations_MD).astype(np.float16).astype(np.float32), device)
         return cls(
             index=index,
-            relevance=ones,
+            label_starts=relevance.indptr.astype(np.int64),
+            label_rows=relevance.indices.astype(np.int32),
+            num_labels=relevance.shape[1],
             uids=PackedTexts.of(uids),
             texts=PackedTexts.of(texts),
         )
 
     def __len__(self) -> int:
-        return int(self.relevance.shape[0])
+        return len(self.label_starts) - 1
+
+    @cached_property
+    def relevance(self) -> csr_matrix:
+        """Training queries x labels of the model; 1 where the query has the label."""
+        # Imported here because one text does not need it, and it takes a while.
+        from scipy.sparse import csr_matrix
+
+        ones = np.ones(len(self.label_rows), np.float32)
+        return csr_matrix((ones, self.label_rows, self.label_starts), shape=(len(self), self.num_labels))
 
     def select_labels(self, labels: NDArray[np.int64]) -> TrainingQueries:
         """Return the queries with only some of the labels, in the order given."""
-        return replace(self, relevance=self.relevance[:, labels].tocsr())
+        places_L = np.full(self.num_labels, -1, dtype=np.int32)
+        places_L[labels] = np.arange(len(labels))
+        rows = places_L[self.label_rows]
+        kept_before = np.concatenate([[0], np.cumsum(rows >= 0)])
+        return replace(
+            self, label_starts=kept_before[self.label_starts], label_rows=rows[rows >= 0], num_labels=len(labels)
+        )
 
     def append_labels(self, num_new: int) -> TrainingQueries:
         """Return the queries with columns for more labels, which none of them has."""
-        rows, columns = self.relevance.shape
-        wider = csr_matrix(
-            (self.relevance.data, self.relevance.indices, self.relevance.indptr), shape=(rows, columns + num_new)
-        )
-        return replace(self, relevance=wider)
+        return replace(self, num_labels=self.num_labels + num_new)
 
     def nearest(self, representations_ND: NDArray[np.float32], k: int, *, label: int | None = None) -> TopK:
         """Find the k most similar training queries of each text and their cosines; only those with `label` if given."""
@@ -115,18 +133,18 @@ class TrainingQueries:
 
     def queries_of(self, label: int) -> NDArray[np.int64]:
         """Return the rows of the training queries that have a label, ascending."""
-        return np.sort(self.relevance[:, [label]].nonzero()[0].astype(np.int64))
+        return np.searchsorted(self.label_starts, np.flatnonzero(self.label_rows == label), side="right") - 1
 
     def labels_of(self, row: int) -> NDArray[np.integer]:
         """Return the labels of a training query, as positions among the model's labels."""
-        start, end = self.relevance.indptr[row : row + 2]
-        return np.asarray(self.relevance.indices[start:end])
+        start, end = self.label_starts[row : row + 2]
+        return np.asarray(self.label_rows[start:end])
 
     def save(self, folder: Path) -> None:
         """Write the queries as one file of a model folder."""
         arrays: dict[str, NDArray[Any]] = {
-            "label_ends": self.relevance.indptr[1:].astype(np.int64),
-            "labels": self.relevance.indices.astype(np.int32),
+            "label_ends": self.label_starts[1:],
+            "labels": self.label_rows.astype(np.int32),
             "uid_ends": self.uids.ends,
             "uids": self.uids.content,
             "text_ends": self.texts.ends,
@@ -147,10 +165,7 @@ class TrainingQueries:
         arrays = read_tensors(path)
         try:
             num_queries, vectors_MD = len(arrays["uid_ends"]), arrays.get("vectors")
-            ends = np.concatenate([[0], arrays["label_ends"]])
-            ones = np.ones(len(arrays["labels"]), np.float32)
-            relevance = csr_matrix((ones, arrays["labels"], ends), shape=(num_queries, num_labels))
-            relevance.check_format(full_check=True)
+            label_starts = row_starts(arrays["label_ends"], arrays["labels"], num_labels)
             uids, texts = (
                 PackedTexts(arrays["uids"], arrays["uid_ends"]),
                 PackedTexts(arrays["texts"], arrays["text_ends"]),
@@ -161,7 +176,15 @@ class TrainingQueries:
                 f"{path}: not the training queries of this model ({error}): restore the folder from a copy"
             ) from None
         fits = lexical is not None if vectors_MD is None else vectors_MD.shape == (num_queries, dimension)
-        if not (fits and num_queries == len(texts) > 0):
+        if not (fits and num_queries == len(texts) == len(label_starts) - 1 > 0):
             raise ModelError(f"{path}: not the training queries of this model: restore the folder from a copy")
         index = None if vectors_MD is None else ExactIndex(vectors_MD.astype(np.float32), device)
-        return cls(index=index, relevance=relevance, uids=uids, texts=texts, lexical=lexical)
+        return cls(
+            index=index,
+            label_starts=label_starts,
+            label_rows=arrays["labels"],
+            num_labels=num_labels,
+            uids=uids,
+            texts=texts,
+            lexical=lexical,
+        )

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import ModelError, UsageError
@@ -163,6 +162,9 @@ def _neighbour_means(
     rows_SC = rows_LC[np.flatnonzero(seen_L)[used_S]]
     lengths_S1: NDArray[np.float32] = np.linalg.norm(rows_SC, axis=1, keepdims=True)
     row_starts = np.concatenate([[0], np.cumsum(held_VK.sum(axis=1))])
+    # Imported here because predicting does not need it, and it takes a while.
+    from scipy.sparse import csr_matrix
+
     chosen = csr_matrix((np.ones(len(positions), np.float32), positions, row_starts), shape=(len(held_VK), len(used_S)))
     sums_VC = chosen @ np.concatenate([unit_rows(rows_SC), lengths_S1], axis=1)
     start = int(unseen_counts[: processes.rank].sum())

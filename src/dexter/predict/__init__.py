@@ -7,7 +7,8 @@
     calibration.py  scores as probabilities, by label frequency; thresholds for a wanted precision
     explain.py      parts of a score, words that carry it, similar training queries; the preview of a new label
     run_index.py    the index that is stored with a run
-    files.py        texts in, predictions out
+    text_files.py   texts in: from a file, stdin or a table
+    files.py        predictions out
 
 Tuning is in `dexter.training.tuning`. The service imports from this package only, so what it needs of the model is
 named here too.

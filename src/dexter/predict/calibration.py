@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
-from dexter.metrics import member_mask
 from dexter.types import BANDS, TopK
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 NUM_PLACES = 20
 """Places that a lead needs; all labels where there are fewer."""
@@ -45,9 +47,13 @@ class MonotoneMap:
     leads: tuple[float, ...]
     probabilities: tuple[float, ...]
 
+    @cached_property
+    def _points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.array(self.leads), np.array(self.probabilities)
+
     def __call__(self, leads: NDArray[np.floating]) -> NDArray[np.float64]:
         """Return the probabilities of leads; beyond the ends, those at the ends."""
-        return np.asarray(np.interp(leads, self.leads, self.probabilities))
+        return np.asarray(np.interp(leads, *self._points))
 
     @classmethod
     def fit(cls, leads: NDArray[np.floating], relevant: NDArray[np.bool_]) -> MonotoneMap:
@@ -101,7 +107,8 @@ class Calibration:
         result = np.zeros(found.ids.shape, dtype=np.float32)
         for band in BANDS:
             members = in_band(counts_NK, band) & (found.ids >= 0)
-            result[members] = self._map(band)(leads_NK[members])
+            if members.any():
+                result[members] = self._map(band)(leads_NK[members])
         return result
 
     def is_exhausted(
@@ -176,6 +183,8 @@ def calibrate(found: TopK, relevance: csr_matrix, counts_L: NDArray[np.integer])
         relevance: queries x labels.
         counts_L: training queries of each label.
     """
+    from dexter.metrics import member_mask
+
     there = found.ids >= 0
     hits = member_mask(found.ids, relevance)[there]
     leads, counts = lead(found.scores)[there], counts_L[found.ids][there]

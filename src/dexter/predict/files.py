@@ -1,4 +1,4 @@
-"""Texts in, predictions out: files, stdin and stdout in constant memory; order and ids are kept.
+"""Predictions out: for one text, a stream or many files, in constant memory; order and ids are kept.
 
 With many files each process takes its share, and a finished file is never done again: an output appears when it is
 complete, so that after a crash the same command continues with what is missing, also with another number of processes.
@@ -10,17 +10,12 @@ from __future__ import annotations
 import glob
 import json
 import logging
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import tee
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dexter.data.formats.jsonl import identifier_field, parse_object, text_field
-from dexter.data.formats.lines import MAX_LINE_BYTES, BadRecord, decode, raw_lines, without_line_end
-from dexter.data.formats.tables import open_query_table
 from dexter.errors import DataError, UsageError
 from dexter.files import atomic_path, write_json
 from dexter.model.labels import LabelEntry
@@ -43,30 +38,6 @@ class Query(NamedTuple):
     text: str
     has_id: bool = False
     """Whether the input gave the id; otherwise it is the number of a line."""
-
-
-def read_texts(path: Path | None) -> Iterator[Query]:
-    """Read queries from a file (gzip or not) or stdin: a text per line, or a JSON object with `text` and maybe `uid`.
-
-    Lines are JSON if the file's name says so (`.jsonl`) or the first line is a JSON object; then all of them must be.
-    A `.csv` or `.tsv` file whose first line names a text column and a column of ids (`uid` or `id`) is a table; every
-    other one has a text per line. Empty lines are skipped; a query without an id gets the number of its line.
-    """
-    name = "stdin" if path is None else str(path)
-    if path is not None and (table := open_query_table(path)) is not None:
-        yield from (Query(uid or str(line), text, has_id=bool(uid)) for line, uid, text in table)
-        return
-    is_json = True if name.removesuffix(".gz").endswith(".jsonl") else None
-    for number, raw in _lines(path):
-        try:
-            line = without_line_end(decode(raw))
-            if not line.strip():
-                continue
-            if is_json is None:
-                is_json = _is_object(line)
-            yield _record(line, number) if is_json else Query(str(number), line)
-        except BadRecord as bad:
-            raise DataError(bad.message, path=name, line=number) from None
 
 
 def form_of(path: Path | None) -> str:
@@ -158,6 +129,9 @@ def predict_files(
         labels: those that may be returned; all if left out.
         launch: this process among those that share the files; a single process if left out.
     """
+    # Imported here because a text on the command line does not need it, and it takes a while.
+    from dexter.predict.text_files import read_texts
+
     launch = launch or Launch()
     if form not in FORMS:
         raise UsageError(f"--format {form!r}: expected one of {', '.join(FORMS)}")
@@ -185,30 +159,6 @@ def predict_files(
         log.info("%s -> %s", source, target)
         written.append(target)
     return written
-
-
-def _lines(path: Path | None) -> Iterator[tuple[int, bytes]]:
-    if path is not None and not path.is_fifo():
-        yield from raw_lines(path)
-        return
-    with nullcontext(sys.stdin.buffer) if path is None else path.open("rb") as handle:
-        # A line that is too long is cut, and refused by `decode`.
-        for number, raw in enumerate(iter(lambda: handle.readline(MAX_LINE_BYTES + 1), b""), start=1):
-            yield number, raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-
-
-def _is_object(line: str) -> bool:
-    try:
-        parse_object(line)
-    except BadRecord:
-        return False
-    return True
-
-
-def _record(line: str, number: int) -> Query:
-    record = parse_object(line)
-    uid = identifier_field(record)
-    return Query(str(number) if uid is None else uid, text_field(record, "text"), has_id=uid is not None)
 
 
 def _format(form: str, query: Query, labels: list[Prediction], why: list[Explanation] | None) -> str:

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
 from dexter.model.lexical import LexicalIndex
@@ -30,10 +29,14 @@ from dexter.model.model import Model
 from dexter.model.training_queries import TrainingQueries
 from dexter.types import TopK
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
 _PAIRS = 2**9
 """Query-label pairs that are scored at a time: their vectors fit in a cache."""
 _STRONG = 0.2
 """Votes of at least this share of a text's strongest are added first; with them most others are out of reach."""
+_TINY = np.finfo(np.float32).tiny
 _ROUNDING = 1e-3
 """More than two computations of a score differ by."""
 
@@ -124,18 +127,73 @@ def lexical_index(model: Model) -> LexicalIndex:
 def count_votes(training_queries: TrainingQueries, nearest: TopK, temperature: float) -> csr_matrix:
     """Count the votes of the nearest training queries: texts x labels, each from 0 to 1.
 
-    `nearest` has for each text the rows of the queries that vote and their cosines, best first; the softmax over the
-    cosines has the given temperature. Queries without a positive cosine do not vote: a text without a known token, or
-    without a word in common with any of them, gets no votes.
+    `nearest` has for each text the rows of the queries that vote and their cosines, best first.
     """
+    # Imported here because one text does not need it, and it takes a while.
+    from scipy.sparse import csr_matrix
+
     num_texts, num_neighbours = nearest.ids.shape
-    weights = np.exp((nearest.scores - nearest.scores[:, :1]) / temperature, dtype=np.float32)
-    weights *= nearest.scores > 0
-    weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    weights = vote_weights(nearest.scores, temperature)
     row_starts = np.arange(num_texts + 1) * num_neighbours
     chosen = csr_matrix((weights.ravel(), nearest.ids.ravel(), row_starts), shape=(num_texts, len(training_queries)))
     votes: csr_matrix = chosen @ training_queries.relevance
     return votes
+
+
+def vote_weights(cosines_NK: NDArray[np.float32], temperature: float) -> NDArray[np.float32]:
+    """Return the weights of votes: the softmax over the cosines of each text, of which the first is the largest.
+
+    Queries without a positive cosine do not vote: a text without a known token, or without a word in common with any
+    of them, gets no votes.
+    """
+    weights_NK: NDArray[np.float32] = np.exp((cosines_NK - cosines_NK[:, :1]) / temperature, dtype=np.float32)
+    weights_NK *= cosines_NK > 0
+    weights_NK /= np.maximum(weights_NK.sum(axis=1, keepdims=True), _TINY)
+    return weights_NK
+
+
+class LabelVotes(NamedTuple):
+    """The votes on one text."""
+
+    labels: NDArray[np.integer]
+    """Labels with votes, ascending."""
+    gains: NDArray[np.float32]
+    """What the votes add to the score of each, more than 0."""
+
+
+def count_votes_on_one(
+    training_queries: TrainingQueries, voters: NDArray[np.int64], weights: NDArray[np.float32]
+) -> LabelVotes:
+    """Count the votes of some training queries with some weights, as `count_votes` does for many texts."""
+    starts = training_queries.label_starts[voters]
+    lengths = training_queries.label_starts[voters + 1] - starts
+    ends = np.cumsum(lengths)
+    places = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    labels, owners = np.unique(training_queries.label_rows[places], return_inverse=True)
+    gains = np.bincount(owners, np.repeat(weights, lengths), minlength=len(labels)).astype(np.float32)
+    return LabelVotes(labels[gains > 0], gains[gains > 0])
+
+
+def add_votes_to_one(
+    found: TopK, votes: LabelVotes, query_D: NDArray[np.float32], labels_LD: NDArray[np.float32], *, exact: bool
+) -> TopK:
+    """Do for one text what `add_votes` does for many; `votes` are of labels that may be returned."""
+    labels, gains = votes
+    if not len(labels):
+        return found
+    ids, scores = found.ids[0], found.scores[0].copy()
+    places = np.minimum(np.searchsorted(labels, ids), len(labels) - 1)
+    is_listed = labels[places] == ids
+    scores[is_listed] += gains[places[is_listed]]
+    is_new = np.ones(len(labels), dtype=np.bool_)
+    is_new[places[is_listed]] = False
+    if exact:
+        is_new &= found.scores[0, -1] + gains + _ROUNDING >= scores.min()
+    new = labels[is_new]
+    ids = np.concatenate([ids, new])
+    scores = np.concatenate([scores, labels_LD[new] @ query_D + gains[is_new]])
+    order = np.lexsort((ids, -scores))[None, : found.ids.shape[1]]
+    return TopK(ids[order], scores[order])
 
 
 def add_votes(

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dexter.data.own_labels import OwnLabelFinder, OwnLabels
 from dexter.errors import UsageError, require
@@ -30,6 +29,9 @@ from dexter.predict.rank import RankingChoice, find_voters, rank
 from dexter.predict.run_index import RunIndex, index_labels, open_run_index
 from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking, read_scoring
 from dexter.types import HeadName, TopK
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 log = logging.getLogger("dexter")
 Runtime = Literal["torch", "onnx"]
@@ -446,13 +448,17 @@ class Predictor:
         return self.model.label_embeddings()
 
     def _own_pairs(self, labels: Labels, texts: Sequence[str], ids: Sequence[str | None] | None) -> csr_matrix | None:
-        """Return the own labels of texts, texts x labels; None where they are not left out."""
+        """Return the own labels of texts, texts x labels; None where they are not left out or there are none."""
         own_labels = self.own_labels
         if not own_labels.excludes:
             return None
         if self._finder is None or self._finder[0] is not labels:
             self._finder = labels, own_labels.finder(labels.ids, labels.texts)
-        return self._finder[1].matrix(ids or [None] * len(texts), texts)
+        finder, ids = self._finder[1], ids or [None] * len(texts)
+        # One text seldom has an own label, and a matrix takes longer to make than the rest of its ranking.
+        if len(texts) == 1 and not finder.find(ids[0], texts[0]):
+            return None
+        return finder.matrix(ids, texts)
 
     def _find(self, model: Model, index: Index, texts: Sequence[str], limits: _Limits) -> tuple[TopK, NDArray[Any]]:
         """Rank the labels as far as they may be shown, with their probabilities (None where these are not known)."""

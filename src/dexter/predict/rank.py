@@ -5,19 +5,31 @@ Shapes: N texts, D dimensions, K labels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 
 from dexter.errors import UsageError
 from dexter.index import Index, search
 from dexter.model.model import Model
-from dexter.predict.neighbours import VoteSettings, add_votes, count_votes, kept_queries, lexical_index
+from dexter.predict.neighbours import (
+    LabelVotes,
+    VoteSettings,
+    add_votes,
+    add_votes_to_one,
+    count_votes,
+    count_votes_on_one,
+    kept_queries,
+    lexical_index,
+    vote_weights,
+)
 from dexter.types import HeadName, TopK
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 MAX_SEARCHED_PAST = 64
 """If a request leaves out at most this many labels, the index searches past them."""
@@ -54,6 +66,17 @@ class Voters(NamedTuple):
     by_vectors: TopK | None
     by_words: TopK | None
 
+    def with_settings(self, choice: RankingChoice) -> Iterator[tuple[str, TopK, VoteSettings]]:
+        """Yield the name of each kind that votes, the queries that do, and how."""
+        kinds = (
+            ("neighbours", self.by_vectors, choice.votes),
+            ("neighbours by words", self.by_words, choice.lexical_votes),
+        )
+        for name, nearest, settings in kinds:
+            if nearest is not None and settings is not None:
+                first = slice(settings.neighbours)
+                yield name, TopK(nearest.ids[:, first], nearest.scores[:, first]), settings
+
 
 def find_voters(
     model: Model, texts: Sequence[str], representations_ND: NDArray[np.float32], choice: RankingChoice
@@ -68,17 +91,22 @@ def find_voters(
 
 def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str, csr_matrix]:
     """Return what each kind of votes adds to the scores, by name, texts x labels."""
-    kinds = {
-        "neighbours": (voters.by_vectors, choice.votes),
-        "neighbours by words": (voters.by_words, choice.lexical_votes),
-    }
     parts = {}
-    for name, (nearest, settings) in kinds.items():
-        if nearest is not None and settings is not None:
-            first = TopK(nearest.ids[:, : settings.neighbours], nearest.scores[:, : settings.neighbours])
-            votes = count_votes(kept_queries(model), first, settings.temperature)
-            parts[name] = csr_matrix(votes * np.float32(settings.weight * model.head.temperature))
+    for name, nearest, settings in voters.with_settings(choice):
+        parts[name] = count_votes(kept_queries(model), nearest, settings.temperature)
+        parts[name].data *= np.float32(settings.weight * model.head.temperature)
     return parts
+
+
+def votes_on_one(model: Model, voters: Voters, choice: RankingChoice) -> LabelVotes:
+    """Return what all votes add to the scores of one text."""
+    rows, weights = [], []
+    for _, nearest, settings in voters.with_settings(choice):
+        rows.append(nearest.ids[0])
+        weights.append(
+            vote_weights(nearest.scores, settings.temperature)[0] * np.float32(settings.weight * model.head.temperature)
+        )
+    return count_votes_on_one(kept_queries(model), np.concatenate(rows), np.concatenate(weights))
 
 
 def rank(
@@ -115,14 +143,21 @@ def rank(
         found = index.search(queries_ND, min(k, len(allowed)), exclude=both)
     else:
         found = search_among(queries_ND, index.vectors_LD, allowed, k, exclude=exclude)
-    parts = [] if voters is None else list(vote_parts(model, voters, choice).values())
-    if not parts:
+    if voters is None or not choice.uses_neighbours:
         return found
-    votes = parts[0] if len(parts) == 1 else csr_matrix(parts[0] + parts[1])
+    exact = index.recall == 1.0
+    if len(queries_ND) == 1:
+        labels, gains = votes_on_one(model, voters, choice)
+        may_return = np.full(len(labels), True) if allowed is None else np.isin(labels, allowed)
+        if exclude is not None:
+            may_return &= ~np.isin(labels, exclude.indices)
+        kept = LabelVotes(labels[may_return], gains[may_return])
+        return add_votes_to_one(found, kept, queries_ND[0], index.vectors_LD, exact=exact)
+    parts = list(vote_parts(model, voters, choice).values())
+    votes = parts[0] if len(parts) == 1 else (parts[0] + parts[1]).tocsr()
     if allowed is not None:
         votes.data[~np.isin(votes.indices, allowed)] = 0.0
         votes.eliminate_zeros()
-    exact = index.recall == 1.0
     return add_votes(found, votes, queries_ND, index.vectors_LD, exclude=exclude, exact=exact)
 
 
@@ -152,10 +187,12 @@ def search_among(
 
 def _add_to_all_rows(pairs: csr_matrix | None, columns: NDArray[np.int64], shape: tuple[int, int]) -> csr_matrix:
     """Return the pairs, and every pair of a row with one of the columns."""
+    from scipy.sparse import csr_matrix
+
     num_rows = shape[0]
     indices, starts = np.tile(columns, num_rows), np.arange(num_rows + 1) * len(columns)
     more = csr_matrix((np.ones(len(indices), dtype=np.float32), indices, starts), shape=shape)
-    return more if pairs is None else csr_matrix(more + pairs)
+    return more if pairs is None else (more + pairs).tocsr()
 
 
 def score_parts(
