@@ -120,7 +120,7 @@ def test_a_bad_text_fails_only_those_who_sent_it():
 
 
 def test_who_is_cancelled_or_gone_disturbs_nobody_and_costs_nothing():
-    async def gone():
+    def gone():
         return True
 
     async def scenario(batcher, work):

@@ -590,6 +590,7 @@ def serve(
     runs: Annotated[list[str], typer.Argument(help="Run folders, or NAME=FOLDER; the first is the default.")],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
+    workers: Annotated[int, typer.Option(help="Processes that answer; they share the files in memory.")] = 1,
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A host name that requests may address; repeat for several.")
     ] = None,
@@ -630,6 +631,7 @@ def serve(
     settings = ServeSettings(
         host=host,
         port=port,
+        workers=workers,
         tls=None if tls_cert is None or tls_key is None else (tls_cert, tls_key),
         keys=find_keys(keys, os.environ),
         keys_file=keys,

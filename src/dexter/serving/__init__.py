@@ -4,6 +4,7 @@ settings.py    address, keys and limits
 keys.py        API keys: names, roles, requests per minute
 app.py         create_app: runs, routes and middleware put together
 server.py      uvicorn with a port that is taken first and requests that are finished last
+workers.py     several processes on one port
 connections.py limits of a connection: the head of a request, unread answers, unwanted bodies
 middleware.py  headers, metrics, unexpected errors, and what is refused before it is read: hosts, keys, sizes, load
 logs.py        log lines with a time, as text or JSON

@@ -85,7 +85,7 @@ def annif_routes(runs: ServedRuns) -> APIRouter:
     async def suggest(project_id: str, request: Request) -> _Suggestions:
         """Suggest labels for a text, sent as a form: text, limit, threshold."""
         run, form = runs.get(project_id), _parse_form(await read_form(request))
-        [found] = await suggest_all(run, [form.text], form.limit, form.threshold, request.is_disconnected)
+        [found] = await suggest_all(run, [form.text], form.limit, form.threshold, request.state.is_disconnected)
         return _Suggestions(results=found)
 
     @router.post("/projects/{project_id}/suggest-batch", openapi_extra=json_body(_Batch))
@@ -99,14 +99,14 @@ def annif_routes(runs: ServedRuns) -> APIRouter:
         """Suggest labels for up to 32 documents."""
         run, body = runs.get(project_id), await read_json(request, _Batch)
         texts = [document.text for document in body.documents]
-        found = await suggest_all(run, texts, limit, threshold, request.is_disconnected)
+        found = await suggest_all(run, texts, limit, threshold, request.state.is_disconnected)
         return [
             _DocumentSuggestions(results=results, document_id=document.document_id)
             for results, document in zip(found, body.documents, strict=True)
         ]
 
     async def suggest_all(
-        run: ServedRun, texts: list[str], limit: int, threshold: float, is_disconnected: IsDisconnected
+        run: ServedRun, texts: list[str], limit: int, threshold: float, is_disconnected: IsDisconnected | None
     ) -> list[list[_Suggestion]]:
         """Return the suggestions of each text; as in Annif, none for an empty text."""
         found: list[list[_Suggestion]] = [[] for _ in texts]

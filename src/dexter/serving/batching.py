@@ -10,7 +10,7 @@ the request it came with.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence, Sized
+from collections.abc import Callable, Hashable, Sequence, Sized
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item", bound=Sized)
 """A text, or a text with more; its length is its number of characters."""
 Result = TypeVar("Result")
-IsDisconnected = Callable[[], Awaitable[bool]]
+IsDisconnected = Callable[[], bool]
 """Whether the client of a request has closed its connection."""
 _MAX_CHARACTERS = 2**18
 BATCH_WAIT_SECONDS = 0.004
@@ -118,7 +118,7 @@ class Batcher(Generic[Key, Item, Result]):
                 if self._wait_seconds and self.num_queued < self._last_size:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._is_filled.wait(), self._wait_seconds)
-                if batch := await self._take_batch():
+                if batch := self._take_batch():
                     await self._compute(batch)
         except Exception as error:
             for job in list(self._jobs):
@@ -127,7 +127,7 @@ class Batcher(Generic[Key, Item, Result]):
         finally:
             self._runner = None
 
-    async def _take_batch(self) -> list[_Job[Key, Item, Result]]:
+    def _take_batch(self) -> list[_Job[Key, Item, Result]]:
         """Take the oldest job out of the queue, and those that can be computed with it."""
         batch: list[_Job[Key, Item, Result]] = []
         num_texts = num_characters = 0
@@ -136,7 +136,7 @@ class Batcher(Generic[Key, Item, Result]):
             fits = num_texts + len(job.texts) <= self._max_texts and num_characters + characters <= self._max_characters
             if batch and (job.key != batch[0].key or not fits):
                 continue
-            if job.is_disconnected is not None and await job.is_disconnected():
+            if job.is_disconnected is not None and job.is_disconnected():
                 self._remove(job)
                 _fail(job, Disconnected())
             elif self._remove(job):

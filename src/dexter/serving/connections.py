@@ -108,6 +108,7 @@ class Connection(HttpToolsProtocol):
         self._in_body, self._num_bytes, self._num_discarded = True, 0, 0
         super().on_headers_complete()
         self.cycle.transport = self._closing_last  # type: ignore[assignment]
+        self.scope["state"]["is_disconnected"] = self.transport.is_closing
 
     def on_body(self, body: bytes) -> None:
         """Hand a piece of the body on; discard it if the request is answered."""

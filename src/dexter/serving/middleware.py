@@ -10,20 +10,23 @@ import asyncio
 import base64
 import binascii
 import collections
+import functools
 import logging
 import secrets
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from starlette.datastructures import Headers
+from fastapi.routing import APIRoute
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dexter.errors import DexterError
 from dexter.serving.keys import KeyRing
 from dexter.serving.logs import log_request
-from dexter.serving.problems import AnswerTooLarge, Busy, Problem, Unavailable
+from dexter.serving.problems import AnswerTooLarge, Busy, Problem, Unavailable, refusal
 from dexter.serving.settings import ServeSettings
 
 log = logging.getLogger("dexter")
@@ -50,10 +53,10 @@ _CLOSE = {"Connection": "close"}
 
 
 class Metrics:
-    """Prometheus metrics of a service, in a registry of its own."""
+    """Prometheus metrics of a service, in a registry of its own; those of one of several workers say which."""
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+    def __init__(self, worker: int | None = None) -> None:
+        self.registry = registry = CollectorRegistry() if worker is None else _WorkerRegistry(worker)
         ProcessCollector(registry=registry)
         self.requests = Counter(
             "dexter_requests", "Requests answered.", ["method", "route", "status"], registry=registry
@@ -61,6 +64,8 @@ class Metrics:
         self.seconds = Histogram(
             "dexter_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=registry
         )
+        self.count_for, self.seconds_for = functools.cache(self.requests.labels), functools.cache(self.seconds.labels)
+        """By values of the labels, which are few."""
         self.in_flight = Gauge("dexter_requests_in_flight", "Requests under way.", registry=registry)
         self.held_bytes = Gauge(
             "dexter_held_bytes", "Bytes of request bodies and of answers not read yet.", registry=registry
@@ -78,6 +83,19 @@ class Metrics:
         self.queued = Gauge("dexter_queued_texts", "Texts waiting for a batch.", ["run"], registry=registry)
         self.labels = Gauge("dexter_labels", "Labels that can be predicted.", ["run"], registry=registry)
         self.version = Gauge("dexter_labels_version", "Version of the labels.", ["run"], registry=registry)
+
+
+class _WorkerRegistry(CollectorRegistry):
+    """Gives all metrics the label `worker`: a request for them reaches one worker, and not always the same."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__()
+        self._worker = {"worker": str(worker)}
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            metric.samples = [sample._replace(labels={**sample.labels, **self._worker}) for sample in metric.samples]
+            yield metric
 
 
 class WatchMiddleware:
@@ -98,6 +116,7 @@ class WatchMiddleware:
         state: dict[str, Any] = scope.setdefault("state", {})
         request_id = state["request_id"] = secrets.token_hex(8)
         state["key"] = None
+        state.setdefault("is_disconnected", None)  # only our own server knows
         is_head = scope["method"] == "HEAD"
         inner = {**scope, "method": "GET"} if is_head else scope
 
@@ -121,8 +140,8 @@ class WatchMiddleware:
             seconds, status = time.perf_counter() - started, status or 500
             route = getattr(inner.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self.metrics.requests.labels(method, route, status).inc()
-            self.metrics.seconds.labels(route).observe(seconds)
+            self.metrics.count_for(method, route, status).inc()
+            self.metrics.seconds_for(route).observe(seconds)
             if self.log_requests or status >= 500:
                 key = state["key"].name if state["key"] else None
                 log_request(request_id, method, route, status, 1_000 * seconds, num_bytes, key)
@@ -167,7 +186,8 @@ class GateMiddleware:
         """Answer one request."""
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             return await self.app(scope, receive, send)
-        headers = Headers(scope=scope)
+        # Of a header that is sent twice, the first counts.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         problem = self._check(scope, headers)
         # A body of unknown length counts as the largest.
         num_bytes = self.settings.max_body_bytes if "transfer-encoding" in headers else _body_length(headers)
@@ -191,7 +211,7 @@ class GateMiddleware:
         too_many = self.traffic.in_flight >= self.settings.max_in_flight
         return too_many or self.traffic.held_bytes + num_bytes > self.settings.max_held_bytes
 
-    def _check(self, scope: Scope, headers: Headers) -> Problem | None:
+    def _check(self, scope: Scope, headers: Mapping[str, str]) -> Problem | None:
         """Return why a request is refused; None lets it in."""
         if self.traffic.draining:
             return _draining()
@@ -209,20 +229,27 @@ class GateMiddleware:
                 detail = f"this key may send {key.per_minute} requests in a minute: try again in {seconds} s"
                 return Problem(429, "rate", detail, headers={"Retry-After": str(seconds)})
         if not 0 <= _body_length(headers) <= self.settings.max_body_bytes:
-            detail = f"a request may have {self.settings.max_body_bytes:,} bytes"
-            return Problem(413, "too_large", detail, headers=_CLOSE)
+            return self._too_large()
         return None
+
+    def _too_large(self) -> Problem:
+        detail = f"a request may have {self.settings.max_body_bytes:,} bytes"
+        return Problem(413, "too_large", detail, headers=_CLOSE)
 
     async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer within the time-out: 408 if the request was incomplete by then, 504 if the answer was."""
         started = complete = False
+        num_received = 0
         start: Message | None = None
         refusal: Problem | None = None
 
         async def watched_receive() -> Message:
-            nonlocal complete
+            nonlocal complete, num_received
             message = await receive()
             complete = complete or not message.get("more_body", False)
+            num_received += len(message.get("body", b""))
+            if num_received > self.settings.max_body_bytes:  # its length was not announced
+                raise self._too_large()
             return message
 
         async def watched_send(message: Message) -> None:
@@ -263,11 +290,42 @@ class GateMiddleware:
         return None
 
 
+class DirectMiddleware:
+    """Call endpoints that read their request and make their response themselves, past FastAPI's routing.
+
+    FastAPI's own way to such an endpoint takes longer than a prediction. It still describes the endpoint, and answers
+    what is not asked exactly so.
+
+    Args:
+        app: answers everything else.
+        routes: the routes whose endpoints take a `Request` and return a `Response`.
+    """
+
+    def __init__(self, app: ASGIApp, *, routes: Iterable[APIRoute]) -> None:
+        self.app = app
+        self.routes = {(method, route.path): route for route in routes for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http" or (route := self.routes.get((scope["method"], scope["path"]))) is None:
+            return await self.app(scope, receive, send)
+        scope["route"] = route
+        request = Request(scope, receive)
+        try:
+            response = await route.endpoint(request)
+        except Problem as problem:
+            response = problem.response(scope)
+        except DexterError as error:
+            response = refusal(error, request).response(scope)
+        await response(scope, receive, send)
+        return None
+
+
 def _draining() -> Problem:
     return Problem(503, "draining", "the service is stopping", headers={"Retry-After": "5", **_CLOSE})
 
 
-def _body_length(headers: Headers) -> int:
+def _body_length(headers: Mapping[str, str]) -> int:
     """Return the length of the body that is announced; -1 if that is not a number."""
     length = headers.get("content-length", "0")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 20 else -1
@@ -279,7 +337,7 @@ def _host_name(host: str) -> str:
     return (name if separator and port.isdecimal() else host).lower()
 
 
-def _is_cross_site(headers: Headers) -> bool:
+def _is_cross_site(headers: Mapping[str, str]) -> bool:
     """Return whether a browser says that a page of another site sent the request."""
     if headers.get("sec-fetch-site", "same-origin") in ("cross-site", "same-site"):
         return True
@@ -287,7 +345,7 @@ def _is_cross_site(headers: Headers) -> bool:
     return origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower()
 
 
-def _sent_key(headers: Headers) -> str:
+def _sent_key(headers: Mapping[str, str]) -> str:
     """Return the API key of a request: a bearer token, `X-API-Key`, or the password of basic authentication.
 
     A browser asks its user for the last; the user name does not matter.

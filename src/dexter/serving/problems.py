@@ -127,11 +127,16 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_library_error(request: Request, error: Exception) -> Response:
-    """Answer an error of the library that no route expected. Its message may quote the input, so it is not sent."""
+    assert isinstance(error, DexterError)
+    return refusal(error, request).response(request.scope)
+
+
+def refusal(error: DexterError, request: Request) -> Problem:
+    """Return the problem of a library error that no route expected. Its message may quote the input: it is not sent."""
     log.warning("%s: the library refused a request: %s", request.state.request_id, type(error).__name__)
     if isinstance(error, ResourceError):
-        return Unavailable("disk, memory or a database that the model needs is not to be had").response(request.scope)
-    return Problem(422, "refused", "the model refused this request").response(request.scope)
+        return Unavailable("disk, memory or a database that the model needs is not to be had")
+    return Problem(422, "refused", "the model refused this request")
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:

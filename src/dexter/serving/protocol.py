@@ -5,9 +5,10 @@ A list is refused at its first bad element: an error object for each of a millio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dexter.predict import Duplicate, LabelEntry, Neighbour, SimilarLabel, Word
 from dexter.types import HeadName
@@ -75,34 +76,46 @@ class Why(BaseModel):
     band: str = Field(description="Frequency band of the label: frequent, torso, tail or unseen.")
 
 
-class RankedLabel(BaseModel):
+@dataclass(slots=True, kw_only=True)
+class RankedLabel:
     """A label of a text."""
 
     id: str
     text: str
     score: float
-    probability: float | None = Field(
-        default=None, description="Probability that it is right; null unless labels are ranked as the run was tuned."
-    )
+    probability: Annotated[
+        float | None,
+        Field(description="Probability that it is right; null unless labels are ranked as the run was tuned."),
+    ] = None
     rank: int
-    why: Why | None = Field(default=None, description="Given with `explain`; null if the label was removed meanwhile.")
+    why: Annotated[Why | None, Field(description="Given with `explain`; null if the label was removed meanwhile.")] = (
+        None
+    )
 
 
-class LabelledText(BaseModel):
+@dataclass(slots=True, kw_only=True)
+class LabelledText:
     """A text's labels, best first."""
 
     id: str | None = None
     labels: list[RankedLabel]
-    truncated: bool = Field(description="Whether only the beginning of the text was read.")
+    truncated: Annotated[bool, Field(description="Whether only the beginning of the text was read.")]
 
 
-class PredictResponse(BaseModel):
-    """The labels of each text, in order, all of one version of the labels."""
+@dataclass(slots=True, kw_only=True)
+class PredictResponse:
+    """The labels of each text, in order, all of one version of the labels.
+
+    Made for every request, and so of dataclasses, which are not checked.
+    """
 
     model: str
-    version: int = Field(description="Version of the labels; every change makes a new one.")
+    version: Annotated[int, Field(description="Version of the labels; every change makes a new one.")]
     results: list[LabelledText]
-    inputs_left_out: int = Field(default=0, description="Number of texts beyond the limit, which have no result.")
+    inputs_left_out: Annotated[int, Field(description="Number of texts beyond the limit, which have no result.")] = 0
+
+
+PREDICT_RESPONSE = TypeAdapter(PredictResponse)
 
 
 class NewLabel(RequestModel):

@@ -31,6 +31,7 @@ from dexter.serving.keys import ApiKey
 from dexter.serving.middleware import Metrics, OpenRequests
 from dexter.serving.problems import AnswerTooLarge, Problem, json_body, read_json
 from dexter.serving.protocol import (
+    PREDICT_RESPONSE,
     AddLabelsRequest,
     Embedding,
     EmbeddingsRequest,
@@ -52,6 +53,7 @@ from dexter.serving.runs import Answer, PredictOptions, ServedRun, ServedRuns, c
 from dexter.serving.settings import MAX_K, ServeSettings
 
 log = logging.getLogger("dexter")
+PREDICT_PATH = "/v1/predict"
 _DEFAULT_K, _DEFAULT_K_WITH_THRESHOLD = 5, 100
 _MAX_EXPLAINED_TEXTS, _MAX_EXPLAINED_LABELS = 4, 20
 """Explaining encodes a text once more for each of its words."""
@@ -83,11 +85,14 @@ def predict_routes(runs: ServedRuns) -> APIRouter:
     """Make the routes POST /v1/predict and POST /v1/embeddings."""
     router = APIRouter()
 
-    @router.post("/v1/predict", tags=["predict"], openapi_extra=json_body(PredictRequest))
-    async def predict(request: Request) -> PredictResponse:
+    @router.post(
+        PREDICT_PATH, tags=["predict"], response_model=PredictResponse, openapi_extra=json_body(PredictRequest)
+    )
+    async def predict(request: Request) -> Response:
         """Rank the labels of each text."""
         body = await read_json(request, PredictRequest)
-        return await answer_predict(runs, body, is_disconnected=request.is_disconnected)
+        answer = await answer_predict(runs, body, is_disconnected=request.state.is_disconnected)
+        return Response(PREDICT_RESPONSE.dump_json(answer), media_type="application/json")
 
     @router.post("/v1/embeddings", tags=["embeddings"], openapi_extra=json_body(EmbeddingsRequest))
     async def embeddings(request: Request) -> EmbeddingsResponse:
@@ -96,7 +101,7 @@ def predict_routes(runs: ServedRuns) -> APIRouter:
         run = runs.get(body.model)
         given = [body.input] if isinstance(body.input, str) else body.input
         texts = cut_texts(given, runs.settings)
-        embedded = await run.embed(texts, side=body.side, is_disconnected=request.is_disconnected)
+        embedded = await run.embed(texts, side=body.side, is_disconnected=request.state.is_disconnected)
         num_tokens = sum(each.num_tokens for each in embedded)
         return EmbeddingsResponse(
             data=[
@@ -177,13 +182,14 @@ def _read_options(
     if body.neighbours and not predictor.has_training_queries:
         raise Problem(422, "neighbours", "this run has kept no training texts")
     default_k = _DEFAULT_K if body.threshold is None or body.explain else _DEFAULT_K_WITH_THRESHOLD
-    for name, ids in (("exclude", body.exclude), ("only", body.only or [])):
-        if (unknown := predictor.labels.find_unknown(ids)) is not None:
+    for name, ids in (("exclude", body.exclude), ("only", body.only)):
+        if ids and (unknown := predictor.labels.find_unknown(ids)) is not None:
             raise Problem(422, "label", f"this run has no label with the id at position {unknown} of {name}")
     labels = LabelFilter.of(body.exclude, body.only, body.bands)
     options = PredictOptions(body.k or default_k, body.threshold, body.head, body.neighbours, body.dial, labels)
-    is_tuned = choose_ranking(predictor, options) == predictor.choice
-    if body.threshold is not None and not (is_tuned and predictor.calibration is not None):
+    if body.threshold is not None and (
+        predictor.calibration is None or choose_ranking(predictor, options) != predictor.choice
+    ):
         detail = "no probabilities for labels ranked this way: leave head, neighbours and dial out, or tune the run"
         raise Problem(422, "threshold", detail)
     return options

@@ -1,4 +1,7 @@
-"""`dexter serve`: take the port, load the runs, answer until a signal, finish the requests under way."""
+"""`dexter serve`: take the port, load the runs, answer until a signal, finish the requests under way.
+
+With several workers each of their processes does so, on a socket of its own on the same port.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -22,6 +25,7 @@ from dexter.serving.connections import Connection
 from dexter.serving.logs import set_log_format
 from dexter.serving.middleware import OpenRequests
 from dexter.serving.settings import ServeSettings
+from dexter.serving.workers import run_workers
 
 log = logging.getLogger("dexter")
 _MIN_DRAIN_SECONDS = 0.5
@@ -36,19 +40,37 @@ def serve(runs: Mapping[str, Path], settings: ServeSettings) -> None:
     SIGHUP reads the file of API keys again.
     """
     set_log_format(settings.log_format)
-    with _listen(settings) as listener:
-        app = create_app(runs, settings)
-        server = make_server(app)
+    with _bind(settings) as listener:
         host, port = listener.getsockname()[:2]
         address = f"{'https' if settings.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-        listener.listen(server.config.backlog)  # clients wait from now on, instead of being refused
-        if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, lambda *_: app.state.keys.reload())
-        log.info("serving %s on %s (Ctrl-C stops)", ", ".join(runs), address)
-        server.run(sockets=[listener])
+        told = f"serving {', '.join(runs)} on {address} (Ctrl-C stops)"
+        if settings.workers == 1:
+            server = _load(runs, settings)
+            listener.listen(server.config.backlog)  # clients wait from now on, instead of being refused
+            log.info("%s", told)
+            server.run(sockets=[listener])
+            return
+    # The port was free: other services are refused it from now on, but for those of this user that share their port.
+    with _bind(settings, port=port, shared=True):
+
+        def work(number: int, tell_ready: Callable[[], None]) -> None:
+            server = _load(runs, settings, worker=number)
+            with _bind(settings, port=port, shared=True) as own:
+                server.on_ready = tell_ready
+                server.run(sockets=[own])
+
+        log.info("%s, %d workers", told, settings.workers)
+        run_workers(settings.workers, work)
 
 
-def make_server(app: FastAPI) -> uvicorn.Server:
+def _load(runs: Mapping[str, Path], settings: ServeSettings, *, worker: int | None = None) -> _DrainingServer:
+    app = create_app(runs, settings, worker=worker)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: app.state.keys.reload())
+    return make_server(app)
+
+
+def make_server(app: FastAPI) -> _DrainingServer:
     """Make the server of an application of `create_app`, with the limits of its settings."""
     settings: ServeSettings = app.state.runs.settings
     certificate, private_key = settings.tls or (None, None)
@@ -86,14 +108,16 @@ def name_runs(arguments: Sequence[str]) -> dict[str, Path]:
     return named
 
 
-def _listen(settings: ServeSettings) -> socket.socket:
-    """Take the port, before the runs are loaded, so that a port in use is reported at once."""
+def _bind(settings: ServeSettings, *, port: int | None = None, shared: bool = False) -> socket.socket:
+    """Take the port, before the runs are loaded, so that a port in use is reported at once; `shared` by workers."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            settings.host, settings.port if port is None else port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         raise ResourceError(
@@ -109,6 +133,13 @@ class _DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._traffic, self._drain_seconds = traffic, drain_seconds
         self._signalled_at = 0.0
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when connections are accepted."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections."""
+        await super().startup(sockets)
+        self.on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to drain at the first signal, stop at once at the second."""

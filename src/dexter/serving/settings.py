@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,6 +25,8 @@ class ServeSettings:
     """Address to listen on. An address that other machines can reach needs a key, or `insecure`."""
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
+    workers: int = 1
+    """Processes that answer on the port; each has the limits below for itself."""
     tls: tuple[Path, Path] | None = None
     """Files of the certificate and its private key, to answer over HTTPS."""
     keys: tuple[ApiKey, ...] = ()
@@ -88,6 +92,10 @@ class ServeSettings:
         for name, least in _MINIMUMS.items():
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be {least} or more, got {getattr(self, name)}")
+        if self.workers > 1 and not (hasattr(os, "fork") and hasattr(socket, "SO_REUSEPORT")):
+            raise UsageError("several workers need a system that can fork and share a port, such as Linux: use one")
+        if self.workers > 1 and not self.keep_edits:
+            raise UsageError("several workers share label edits through the run folder: drop --no-keep-edits")
         if not 0 <= self.port < 2**16:
             raise UsageError(f"port must be between 0 and 65535, got {self.port}")
         if not (self.is_loopback or self.keys or self.insecure):
@@ -113,6 +121,7 @@ class ServeSettings:
 
 
 _MINIMUMS: dict[str, float] = {
+    "workers": 1,
     "follow_seconds": 0.01,
     "max_body_bytes": 1,
     "max_inputs": 1,

@@ -26,7 +26,7 @@ from dexter.serving.page.ranking import (
 )
 from dexter.serving.page.view import Renderer, page_router
 from dexter.serving.problems import Problem
-from dexter.serving.protocol import Band, PredictRequest, PredictResponse, RankedLabel
+from dexter.serving.protocol import PREDICT_RESPONSE, Band, PredictRequest, PredictResponse, RankedLabel
 from dexter.serving.routes import answer_predict, change_labels, cut_texts, read_form
 from dexter.serving.runs import PredictOptions, ServedRun, ServedRuns
 from dexter.serving.settings import ServeSettings
@@ -239,7 +239,7 @@ async def _fill_view(
         return view
     # One answer for the list and for the explanation: what is explained is the score that is shown.
     explained = asked.model_copy(update={"explain": form.why is not None and runs.settings.explanations})
-    answer = await answer_predict(runs, explained, is_disconnected=request.is_disconnected)
+    answer = await answer_predict(runs, explained, is_disconnected=request.state.is_disconnected)
     [result] = answer.results
     opened = next((label for label in result.labels if label.id == form.why), None)
     return replace(
@@ -289,4 +289,6 @@ def _as_curl(base_url: str, request: PredictRequest) -> str:
 def _as_json(answer: PredictResponse) -> str:
     """Return the answer as indented JSON, without explanations, which only the page asks for."""
     explanations = {"results": {"__all__": {"labels": {"__all__": {"why"}}}}}
-    return json.dumps(answer.model_dump(exclude_none=True, exclude=explanations), ensure_ascii=False, indent=2)
+    return json.dumps(
+        PREDICT_RESPONSE.dump_python(answer, exclude_none=True, exclude=explanations), ensure_ascii=False, indent=2
+    )

@@ -1,0 +1,128 @@
+"""Several processes on one port: edits reach all of them, and the service outlives any of them."""
+
+import os
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from dexter.errors import UsageError
+from dexter.serving.settings import ServeSettings
+from tests.serving.sockets import start_process, wait_ready
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
+
+
+def children(process):
+    return {int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()}
+
+
+def ask_all(port, ask, *, num_workers=2, seconds=20.0, headers=None):
+    """Ask each worker over a connection of its own: the answers by number of the worker."""
+    answers, deadline = {}, time.monotonic() + seconds
+    while len(answers) < num_workers:
+        assert time.monotonic() < deadline, answers
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+            try:
+                worker = int(re.search(r'worker="(\d+)"', client.get("/metrics").text)[1])
+                answers[worker] = ask(client)
+            except httpx.TransportError:  # a worker that was just killed
+                continue
+    return answers
+
+
+@pytest.fixture
+def service(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    process, port = start_process(tmp_path / "run", "--workers", "2")
+    wait_ready(port)
+    yield process, port
+    process.kill()
+
+
+def test_an_edit_in_one_worker_reaches_all(service):
+    process, port = service
+    change = {"labels": [{"id": "new", "text": "river of stone"}]}
+    assert httpx.post(f"http://127.0.0.1:{port}/v1/labels", json=change).json()["version"] == 1
+    time.sleep(2 * ServeSettings().follow_seconds)
+
+    def ask(client):
+        answer = client.post("/v1/predict", json={"inputs": "river of stone", "k": 100}).json()
+        return answer["version"], "new" in {label["id"] for label in answer["results"][0]["labels"]}
+
+    assert ask_all(port, ask) == {1: (1, True), 2: (1, True)}
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def test_a_killed_worker_is_replaced_and_the_others_go_on(service):
+    process, port = service
+    ask_all(port, lambda client: client.get("/healthz").status_code)
+    before = children(process)
+    killed = min(before)
+    os.kill(killed, signal.SIGKILL)
+    time.sleep(0.1)
+    for _ in range(20):
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/predict", json={"inputs": "river"}).status_code == 200
+    assert set(ask_all(port, lambda client: client.get("/readyz").status_code).values()) == {200}
+    after = children(process)
+    assert len(before) == len(after) == 2 and killed not in after and len(before & after) == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert f"(process {killed}) ended with -9" in process.stderr.read()
+
+
+def test_workers_end_with_a_parent_that_is_killed(service):
+    process, port = service
+    ask_all(port, lambda client: client.get("/healthz").status_code)
+    workers = children(process)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(
+        Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in workers
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_sighup_reloads_the_keys_of_all(trained, tmp_path):
+    import hashlib
+
+    def write(key):
+        file = tmp_path / "keys"
+        file.write_text(f"ann:read:{hashlib.sha256(key.encode()).hexdigest()}\n")
+        file.chmod(0o600)
+        return {"X-API-Key": key}
+
+    shutil.copytree(trained, tmp_path / "run")
+    old = write("the-old-key-of-enough-letters")
+    process, port = start_process(tmp_path / "run", "--workers", "2", "--keys", tmp_path / "keys")
+    try:
+        wait_ready(port)
+        assert ask_all(port, lambda client: client.get("/info").status_code, headers=old) == {1: 200, 2: 200}
+        new = write("the-new-key-of-enough-letters")
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert ask_all(port, lambda client: client.get("/info", headers=old).status_code, headers=new) == {
+            1: 401,
+            2: 401,
+        }
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_run_that_cannot_be_loaded_ends_all_with_its_exit_code(tmp_path):
+    process, _ = start_process(tmp_path / "nowhere", "--workers", "2")
+    assert process.wait(30) == 4
+    assert "no such run folder" in process.stderr.read()
+
+
+def test_workers_need_edits_on_disk():
+    with pytest.raises(UsageError, match="keep-edits"):
+        ServeSettings(workers=2, keep_edits=False)
