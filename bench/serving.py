@@ -9,7 +9,8 @@ answered. Clients and service share the machine, and each client's own work is i
 run's labels, one to four of them strung together. Latencies are milliseconds seen by a client.
 
 *Memory*: the service's resident set after 2,000 requests, and after `--requests` more. *Large bodies*: what a body of
-300 MB costs, announced and not. *Flood*: 2,000 connections that ask without pause against `max_in_flight` 64.
+300 MB costs, announced and not. *Flood*: requests at five times the rate of 64 clients, which do not wait for answers
+to others, against `max_in_flight` 64. *CPU* is the service's processor time per request.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import select
 import signal
@@ -36,7 +38,7 @@ import numpy as np
 from dexter.predict.predictor import Predictor
 
 WARM_REQUESTS = 2_000
-FLOOD_CONNECTIONS = 2_000
+FLOOD_CONNECTIONS, FLOOD_FACTOR = 500, 5
 LARGE_BODY = 300 * 2**20
 
 
@@ -49,7 +51,7 @@ def main() -> None:
             runs["minilm"] = make_minilm(first, Path(temporary) / "minilm")
         texts = mixed_texts(first, 4_096)
         if options.only in (None, "speed"):
-            print("| run | | requests/s | p50 ms | p99 ms |\n|---|---|---|---|---|")
+            print("| run | | requests/s | p50 ms | p99 ms | CPU us |\n|---|---|---|---|---|---|")
             for name, folder in runs.items():
                 measure_speed(name, folder, texts, options.seconds)
         if options.only in (None, "limits"):
@@ -120,11 +122,15 @@ class Seen:
 
 def measure_speed(name: str, folder: Path, texts: Sequence[str], seconds: float) -> None:
     for size in (1, 64):
-        print_row(name, f"bare, {size} at a time", bare(Predictor.load(folder), texts, size, seconds), size)
+        predictor, cpu = Predictor.load(folder), time.process_time()
+        seen = bare(predictor, texts, size, seconds)
+        print_row(name, f"bare, {size} at a time", seen, size, cpu=time.process_time() - cpu)
     with serving(folder) as service:
         for clients in (1, 8, 64):
             asyncio.run(ask(service.port, texts, clients=clients, seconds=1.0))
-            print_row(name, f"served, {clients} clients", asyncio.run(ask(service.port, texts, clients, seconds)))
+            cpu = service.cpu_seconds()
+            seen = asyncio.run(ask(service.port, texts, clients, seconds))
+            print_row(name, f"served, {clients} clients", seen, cpu=service.cpu_seconds() - cpu)
 
 
 def bare(predictor: Predictor, texts: Sequence[str], size: int, seconds: float) -> Seen:
@@ -137,9 +143,12 @@ def bare(predictor: Predictor, texts: Sequence[str], size: int, seconds: float) 
     return seen
 
 
-def print_row(name: str, what: str, seen: Seen, texts_per_call: int = 1) -> None:
+def print_row(name: str, what: str, seen: Seen, texts_per_call: int = 1, *, cpu: float) -> None:
     rate = seen.rate() * texts_per_call
-    print(f"| {name} | {what} | {rate:,.0f} | {seen.latency(50):.1f} | {seen.latency(99):.1f} |", flush=True)
+    each = 1e6 * cpu / (rate * seen.seconds)
+    print(
+        f"| {name} | {what} | {rate:,.0f} | {seen.latency(50):.1f} | {seen.latency(99):.1f} | {each:.0f} |", flush=True
+    )
     if others := {status: len(values) for status, values in seen.milliseconds.items() if status != 200}:
         print(f"other answers: {others}")
 
@@ -161,13 +170,19 @@ def measure_limits(folder: Path, texts: Sequence[str], seconds: float) -> None:
             )
     with serving(folder, max_in_flight=64) as service:
         asyncio.run(ask(service.port, texts, clients=8, num_requests=WARM_REQUESTS))
+        cpu = service.cpu_seconds()
         calm, before = asyncio.run(ask(service.port, texts, 64, seconds)), service.resident_mb()
-        flood = asyncio.run(ask(service.port, texts, FLOOD_CONNECTIONS, 2 * seconds))
+        calm_cpu, cpu = service.cpu_seconds() - cpu, service.cpu_seconds()
+        flood = asyncio.run(ask(service.port, texts, FLOOD_CONNECTIONS, 2 * seconds, rate=FLOOD_FACTOR * calm.rate()))
+        flood_cpu = service.cpu_seconds() - cpu
         after, later = service.resident_mb(), asyncio.run(ask(service.port, texts, 64, seconds))
+        per_cpu = flood.rate() * flood.seconds / flood_cpu / (calm.rate() * calm.seconds / calm_cpu)
         counts = Counter({status: len(values) for status, values in flood.milliseconds.items()})
         print(
-            f"flood of {FLOOD_CONNECTIONS:,} connections: {dict(counts)}; answered {flood.rate():,.0f}/s "
-            f"({100 * flood.rate() / calm.rate():.0f}% of {calm.rate():,.0f}/s with 64 clients); 429 p50 "
+            f"flood of {counts.total() / flood.seconds:,.0f} requests/s ({FLOOD_FACTOR} x {calm.rate():,.0f} wanted), "
+            f"{FLOOD_CONNECTIONS:,} connections: {dict(counts)}; answered {flood.rate():,.0f}/s "
+            f"({100 * flood.rate() / calm.rate():.0f}% of {calm.rate():,.0f}/s with 64 clients; "
+            f"{100 * per_cpu:.0f}% per second of processor time); 429 p50 "
             f"{flood.latency(50, 429):.0f} ms, p99 {flood.latency(99, 429):.0f} ms; afterwards {later.rate():,.0f}/s; "
             f"resident {before:.0f} -> {after:.0f} MB"
         )
@@ -199,6 +214,11 @@ class Service:
         """Memory in use."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1_024
+
+    def cpu_seconds(self) -> float:
+        """Processor time so far, of all threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def num_files(self) -> int:
         """Open files and connections."""
@@ -243,15 +263,20 @@ async def ask(
     seconds: float | None = None,
     *,
     num_requests: int | None = None,
+    rate: float | None = None,
 ) -> Seen:
-    """Ask with so many clients, for a time or for a number of requests."""
+    """Ask with so many clients, for a time or a number of requests; with a rate, as fast as that and not faster."""
     seen, taken, started = Seen(), 0, time.perf_counter()
     requests = [as_request(text) for text in texts]
 
-    async def client() -> None:
+    async def client(place: int) -> None:
         nonlocal taken
+        turn = place
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while taken < num_requests if seconds is None else time.perf_counter() - started < seconds:
+            if rate is not None:
+                await asyncio.sleep(max(0.0, started + turn / rate - time.perf_counter()))
+                turn = max(turn + clients, int((time.perf_counter() - started) * rate))
             number, taken = taken, taken + 1
             asked = time.perf_counter()
             writer.write(requests[number % len(requests)])
@@ -262,7 +287,7 @@ async def ask(
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
 
-    await asyncio.gather(*(client() for _ in range(clients)))
+    await asyncio.gather(*(client(place) for place in range(clients)))
     seen.seconds = time.perf_counter() - started
     return seen
 

@@ -285,3 +285,25 @@ def test_a_body_of_errors_costs_little(process, body):
     health.join()
     assert answer.status_code == 422 and len(answer.content) < 5_000
     assert slowest[0] < 5 and resident_bytes(service) - before < 250 * 2**20
+
+
+def test_requests_too_many_are_refused_soon_in_order_and_keep_their_connection(listening):
+    port, app = listening(max_in_flight=1)
+    with connect(port) as first, connect(port) as second:
+        first.sendall(request_bytes("river", length=500)[:-1])  # stays under way: its body is incomplete
+        while app.state.traffic.in_flight == 0:
+            time.sleep(0.01)
+        for num_requests in (1, 3):
+            started, received = time.monotonic(), b""
+            second.sendall(request_bytes("stone") * num_requests)
+            while received.count(b'"code": "busy"') < num_requests:
+                received += second.recv(65_536)
+            assert time.monotonic() - started < 5 and received.count(b"HTTP/1.1 429 ") == num_requests
+            assert received.lower().count(b"retry-after: 1") == num_requests
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        assert app.state.traffic.refused["busy"] == 4
+        first.close()
+        while app.state.traffic.in_flight:
+            time.sleep(0.01)
+        second.sendall(request_bytes("stone"))
+        assert read_all(second).startswith(b"HTTP/1.1 200")

@@ -1,8 +1,11 @@
 """`/v1/labels`: listing, search, paging, changes that are made as a whole or refused, versions."""
 
 import json
+import shutil
 
 import pytest
+
+from dexter.serving.keys import make_key
 
 
 def test_pages_hold_every_label_once(client, world):
@@ -110,3 +113,26 @@ def test_an_edit_of_an_older_version_is_refused(client):
     assert client.post("/v1/labels", json=new, headers={"If-Match": '"0"'}).json()["version"] == 1
     assert client.delete("/v1/labels", params={"id": "new"}, headers={"If-Match": "0"}).status_code == 412
     assert client.delete("/v1/labels", params={"id": "new"}, headers={"If-Match": "1"}).json()["version"] == 2
+
+
+def test_edits_are_listed_with_their_authors_and_undone(connect, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    names = {"ann": "a-key-of-ann-that-may-edit", "bob": "a-key-of-bob-that-may-read"}
+    keys = (make_key("ann", names["ann"]), make_key("bob", names["bob"], "read"))
+    client = connect({"run": tmp_path / "run"}, keys=keys)
+    ann, bob = ({"X-API-Key": names[name]} for name in ("ann", "bob"))
+    client.post("/v1/labels", json={"labels": [{"id": "new", "text": "x"}]}, headers=ann)
+    client.post("/v1/labels", json={"labels": [{"id": "other", "text": "y"}]}, headers=ann)
+    assert client.post("/v1/labels/undo", json={}, headers=bob).status_code == 403
+    assert client.post("/v1/labels/undo", json={"edit": 1}, headers=ann).json()["version"] == 3
+    assert client.post("/v1/labels/undo", json={"edit": 1}, headers=ann).status_code == 409
+    assert client.get("/v1/labels", params={"q": "new"}, headers=bob).json()["total"] == 0
+    edits = client.get("/v1/labels/history", headers=bob).json()["edits"]
+    assert [(edit["version"], edit["undoes"], edit["is_undone"]) for edit in edits] == [
+        (3, 1, False),
+        (2, None, False),
+        (1, None, True),
+    ]
+    assert {edit["author"] for edit in edits} == {"ann"}
+    of_new = client.get("/v1/labels/history", params={"id": "new", "limit": 1}, headers=bob).json()
+    assert [edit["version"] for edit in of_new["edits"]] == [3] and of_new["version"] == 3

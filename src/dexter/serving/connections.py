@@ -4,6 +4,9 @@ A connection has `head_seconds` to send the head of a request (its request line 
 most. An answer that the client does not read ends the connection after `answer_seconds`; until then its bytes count as
 held, see `GateMiddleware`. After an answer to a request whose body was not read, such as 413, the rest of the body is
 read and discarded for a while: a connection closed at once would be reset, and the client would never see the answer.
+
+Where as many requests are under way as may be, further ones are answered here, with 429: in the application that would
+take a tenth of a prediction's time or more, and a flood would leave none for predictions.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dexter.serving.middleware import OpenRequests
-from dexter.serving.problems import Problem
+from dexter.serving.problems import Busy, Problem
 from dexter.serving.settings import ServeSettings
 
 MAX_HEAD_BYTES = 64 * 2**10
@@ -26,6 +29,7 @@ _MAX_PIPELINED = 100
 """Most requests that a client may send on one connection ahead of the answers."""
 _DISCARD_BYTES, _DISCARD_SECONDS = 64 * 2**20, 10.0
 """How much of an unwanted body is discarded, and for how long."""
+_OPEN_PATHS = (b"/healthz", b"/readyz")
 _WRITE_BUFFER = 4 * 2**10
 """Bytes of an answer that may wait in this process before the client counts as slow."""
 
@@ -53,6 +57,10 @@ class Connection(HttpToolsProtocol):
         self._num_discarded = 0
         self._held_bytes = 0
         self._refusal: Problem | None = None
+        self._is_shed = False
+        """Whether the request that is arriving is answered with 429."""
+        self._num_shed = 0
+        """Requests that wait for their 429."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a connection too many; give others a time for their first request."""
@@ -106,6 +114,10 @@ class Connection(HttpToolsProtocol):
             raise ValueError("too many requests ahead of their answers")
         self._stop_timer()
         self._in_body, self._num_bytes, self._num_discarded = True, 0, 0
+        self._is_shed = self._should_shed()
+        if self._is_shed:
+            self._num_shed += 1
+            return
         super().on_headers_complete()
         self.cycle.transport = self._closing_last  # type: ignore[assignment]
         self.scope["state"]["is_disconnected"] = self.transport.is_closing
@@ -113,7 +125,7 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Hand a piece of the body on; discard it if the request is answered."""
         self._num_bytes = 0
-        if self.cycle.response_complete:
+        if self._is_shed or self.cycle.response_complete:
             self._count_discarded(len(body))
         else:
             super().on_body(body)
@@ -122,7 +134,10 @@ class Connection(HttpToolsProtocol):
         """End the request; from now on the head of the next one may arrive."""
         self._stop_timer()
         self._in_body, self._num_bytes = False, 0
-        super().on_message_complete()
+        if self._is_shed:
+            self.loop.call_later(self._settings.busy_wait_seconds, self._shed, self.parser.should_keep_alive())
+        else:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the end of what is discarded."""
@@ -166,15 +181,30 @@ class Connection(HttpToolsProtocol):
         """Answer what is no request, or has too many headers."""
         self._refuse(self._refusal or Problem(400, "not_http", "this is not a request in HTTP/1.1"))
 
+    def _should_shed(self) -> bool:
+        """Return whether a request is too many; answers keep the order of the requests of a connection."""
+        if self._num_shed:
+            return True
+        is_full = self._traffic.in_flight >= self._settings.max_in_flight
+        is_next = self.cycle is None or self.cycle.response_complete
+        return is_full and is_next and not self.expect_100_continue and self.url not in _OPEN_PATHS
+
+    def _shed(self, keep_alive: bool) -> None:
+        """Answer a request that is too many."""
+        self._num_shed -= 1
+        self._traffic.refused["busy"] += 1
+        if not self.transport.is_closing():
+            self.transport.write(_BUSY)
+            if not keep_alive:
+                self.transport.close()
+
     def _refuse(self, problem: Problem) -> None:
         """Answer a connection that has sent no complete request, and close it."""
         self._traffic.refused[problem.code] += 1
         if self.cycle is not None and not self.cycle.response_complete:
             return self.transport.abort()  # an answer to an earlier request may be half sent
-        response = problem.response({})
-        lines = [f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}", "connection: close"]
-        lines += [f"{name.decode()}: {value.decode()}" for name, value in response.raw_headers]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + bytes(response.body))
+        problem.headers["connection"] = "close"
+        self.transport.write(_as_bytes(problem))
         self._watch_answer()
         return self._discard()
 
@@ -219,6 +249,17 @@ class _ClosingLast:
     def __init__(self, connection: Connection) -> None:
         self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
         self.close = connection.close
+
+
+def _as_bytes(problem: Problem) -> bytes:
+    """Return an answer in HTTP/1.1."""
+    response = problem.response({})
+    lines = [f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}", "cache-control: no-store"]
+    lines += [f"{name.decode()}: {value.decode()}" for name, value in response.raw_headers]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + bytes(response.body)
+
+
+_BUSY = _as_bytes(Busy("the service has as many requests as it takes"))
 
 
 def _head_too_large() -> Problem:

@@ -71,7 +71,10 @@ class Metrics:
             "dexter_held_bytes", "Bytes of request bodies and of answers not read yet.", registry=registry
         )
         self.refused = Gauge(
-            "dexter_connections_refused", "Connections ended before a request.", ["reason"], registry=registry
+            "dexter_connections_refused",
+            "Connections and requests refused unread.",
+            ["reason"],
+            registry=registry,
         )
         self.batches = Histogram(
             "dexter_batch_texts",
@@ -171,7 +174,7 @@ class OpenRequests:
         self.held_bytes = 0
         """Bytes of the bodies of requests under way, and of answers that clients have not read."""
         self.refused: collections.Counter[str] = collections.Counter()
-        """Connections that were ended before their request was complete, by code of the problem."""
+        """Connections and requests that were refused before the application saw them, by code of the problem."""
         self.draining = False
 
 

@@ -165,6 +165,36 @@ class LabelsChanged(BaseModel):
     duplicates: list[Duplicate]
 
 
+class UndoRequest(RequestModel):
+    """An edit of the labels to undo."""
+
+    edit: int | None = Field(
+        default=None, ge=1, le=2**31, description="Its version; if left out, the last one that was not undone."
+    )
+    model: RunName = None
+
+
+class PastEdit(BaseModel):
+    """An edit of the labels."""
+
+    version: int = Field(description="Version of the labels that it led to.")
+    time: str = Field(description="When, in UTC.")
+    author: str | None = Field(description="Name of the API key, or of whoever else made it.")
+    added: int
+    renamed: int
+    removed: int
+    undoes: int | None = Field(description="The edit that it undid; 0 if it restored a backup.")
+    is_undone: bool
+
+
+class LabelsHistory(BaseModel):
+    """Edits of the labels, newest first."""
+
+    model: str
+    version: int
+    edits: list[PastEdit]
+
+
 class LabelsPage(BaseModel):
     """A page of labels, in the order of the run."""
 

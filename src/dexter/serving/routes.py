@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -38,7 +39,9 @@ from dexter.serving.protocol import (
     EmbeddingsResponse,
     LabelledText,
     LabelsChanged,
+    LabelsHistory,
     LabelsPage,
+    PastEdit,
     PredictRequest,
     PredictResponse,
     RankedLabel,
@@ -46,6 +49,7 @@ from dexter.serving.protocol import (
     RenameLabelsRequest,
     RunName,
     SimilarLabels,
+    UndoRequest,
     Usage,
     Why,
 )
@@ -229,7 +233,7 @@ def _encode(vector_D: NDArray[np.float32], encoding_format: str) -> list[float] 
 
 
 def label_routes(runs: ServedRuns) -> APIRouter:
-    """Make the routes GET, POST, PATCH and DELETE /v1/labels, and GET /v1/labels/similar."""
+    """Make the routes /v1/labels and below."""
     router = APIRouter(tags=["labels"])
 
     @router.get("/v1/labels")
@@ -289,6 +293,27 @@ def label_routes(runs: ServedRuns) -> APIRouter:
         """Remove labels, all or none. They are not predicted any more."""
         return await change_labels(runs.get(model), LabelChange(remove=id), request, if_match)
 
+    @router.get("/v1/labels/history")
+    async def label_history(
+        id: Annotated[str | None, Query(max_length=1_000, description="Only edits of this label.")] = None,  # noqa: A002
+        limit: Annotated[int, Query(ge=1, le=_MAX_LABELS_PER_PAGE)] = 50,
+        model: RunName = None,
+    ) -> LabelsHistory:
+        """List the edits of the labels that were written to the run folder, newest first."""
+        run = runs.get(model)
+        version, edits = await run.read_labels(lambda predictor: predictor.label_history(id))
+        listed = [PastEdit(**edit._asdict()) for edit in edits[:limit]]
+        return LabelsHistory(model=run.name, version=version, edits=listed)
+
+    @router.post("/v1/labels/undo", openapi_extra=json_body(UndoRequest))
+    async def undo_labels(request: Request) -> LabelsChanged:
+        """Undo an edit, as one more edit; refused (409) if a later one changed the same labels."""
+        body = await read_json(request, UndoRequest)
+        run = runs.get(body.model)
+        with _editing(request) as author:
+            result = await run.undo_labels(body.edit, by=author)
+        return LabelsChanged(model=run.name, version=result.version, duplicates=[])
+
     return router
 
 
@@ -299,11 +324,19 @@ async def change_labels(
 
     `if_match` is an If-Match header with the version that the change is for.
     """
+    with _editing(request) as author:
+        result = await run.change_labels(change, expected=_read_version(if_match), by=author)
+    return LabelsChanged(model=run.name, version=result.version, duplicates=list(result.duplicates))
+
+
+@contextmanager
+def _editing(request: Request) -> Iterator[str | None]:
+    """Check that the key of a request may edit, give its name, and turn what goes wrong into problems."""
     key: ApiKey | None = request.state.key
     if key is not None and key.role != "edit":
         raise Problem(403, "role", "this API key may read, but not change labels")
     try:
-        result = await run.change_labels(change, expected=_read_version(if_match), by=None if key is None else key.name)
+        yield None if key is None else key.name
     except VersionConflict:
         raise Problem(412, "version", "the labels have another version by now: list them and try again") from None
     except LabelRefused as error:
@@ -317,7 +350,6 @@ async def change_labels(
         raise Problem(503, "write", detail, headers={"Retry-After": "1"}) from None
     except ModelError:
         raise Problem(409, "model", "the run is in training or was replaced: its labels cannot be changed") from None
-    return LabelsChanged(model=run.name, version=result.version, duplicates=list(result.duplicates))
 
 
 def _read_version(if_match: str | None) -> int | None:

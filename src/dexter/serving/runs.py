@@ -193,7 +193,13 @@ class ServedRun:
 
         `by` is who changes them, for the history.
         """
-        edit = partial(self.predictor.edit_labels, change, expected=expected, by=by)
+        return await self._edit(partial(self.predictor.edit_labels, change, expected=expected, by=by))
+
+    async def undo_labels(self, edit: int | None = None, *, by: str | None = None) -> ChangeResult:
+        """Undo an edit of the labels, the last one that was not undone if left out. Predictions continue."""
+        return await self._edit(partial(self.predictor.undo_labels, edit, by=by))
+
+    async def _edit(self, edit: Callable[[], ChangeResult]) -> ChangeResult:
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._editor, edit)
         except LabelsBusy:
