@@ -53,7 +53,7 @@ def serve(runs: Mapping[str, Path], settings: ServeSettings) -> None:
     # The port was free: other services are refused it from now on, but for those of this user that share their port.
     with _bind(settings, port=port, shared=True):
 
-        def work(number: int, tell_ready: Callable[[], None]) -> None:
+        def work(number: int, tell_ready: Callable[[], object]) -> None:
             server = _load(runs, settings, worker=number)
             with _bind(settings, port=port, shared=True) as own:
                 server.on_ready = tell_ready
@@ -133,7 +133,7 @@ class _DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._traffic, self._drain_seconds = traffic, drain_seconds
         self._signalled_at = 0.0
-        self.on_ready: Callable[[], None] = lambda: None
+        self.on_ready: Callable[[], object] = lambda: None
         """Called when connections are accepted."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

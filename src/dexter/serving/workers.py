@@ -21,7 +21,7 @@ _SECONDS_BEFORE_RESTART = 1.0
 """Shortest time between two starts of a worker, so that one that cannot start does not use up the machine."""
 
 
-def run_workers(num_workers: int, work: Callable[[int, Callable[[], None]], None]) -> None:
+def run_workers(num_workers: int, work: Callable[[int, Callable[[], object]], None]) -> None:
     """Run `work(number, tell_ready)` in forked processes until SIGTERM or SIGINT, which reach the workers as SIGTERM.
 
     SIGHUP reaches them too. A worker that ends is replaced; if one fails before any called `tell_ready`, all are ended.
@@ -35,7 +35,7 @@ def run_workers(num_workers: int, work: Callable[[int, Callable[[], None]], None
 
 
 class _Parent:
-    def __init__(self, work: Callable[[int, Callable[[], None]], None]) -> None:
+    def __init__(self, work: Callable[[int, Callable[[], object]], None]) -> None:
         self._work = work
         self._workers: dict[int, tuple[int, float]] = {}
         """By process id: number of the worker, and when it was started."""
@@ -99,7 +99,7 @@ class _Parent:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             os.close(self._alive[1])
             threading.Thread(target=self._end_with_parent, daemon=True).start()
-            self._work(number, lambda: os.write(self._ready[1], b"r") and None)
+            self._work(number, lambda: os.write(self._ready[1], b"r"))
             code = 0
         except DexterError as error:
             log.error("%s", error)
