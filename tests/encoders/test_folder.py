@@ -225,7 +225,7 @@ def test_a_static_table_is_a_sentence_transformers_folder(tmp_path):
     random = np.random.default_rng(2)
     table = random.normal(size=(tokenizer.get_vocab_size(), 12)).astype(np.float32)
     weight = random.uniform(0.1, 3.0, size=(len(table), 1)).astype(np.float32)
-    write_static_folder(tmp_path, table=weight * table, tokenizer=tokenizer, normalize=True)
+    write_static_folder(tmp_path, table_RD=weight * table, tokenizer=tokenizer, normalize=True)
     expected = []
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -234,4 +234,4 @@ def test_a_static_table_is_a_sentence_transformers_folder(tmp_path):
     peer = package.SentenceTransformer(str(tmp_path), device="cpu")
     np.testing.assert_allclose(peer.encode(TEXTS), np.array(expected), atol=1e-5)
     with pytest.raises(ModelError, match="one row"):
-        write_static_folder(tmp_path, table=table[:-1], tokenizer=tokenizer, normalize=False)
+        write_static_folder(tmp_path, table_RD=table[:-1], tokenizer=tokenizer, normalize=False)

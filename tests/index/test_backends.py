@@ -75,7 +75,9 @@ def test_labels_of_equal_score_come_in_order(backend, address):
     labels = np.concatenate([LABELS[:400]] * 3)
     found = build(backend, labels, queries_ND=QUERIES, address=address).search(QUERIES, 30)
     assert_nearly_exact(found, QUERIES, labels, 30)
-    np.testing.assert_array_equal(found.ids[:, 1] - found.ids[:, 0], 400)
+    equal = found.scores[:, :-1] == found.scores[:, 1:]  # a product may round the copies of a vector differently
+    assert equal.mean() > 0.4
+    assert (np.diff(found.ids, axis=1)[equal] > 0).all()
 
 
 def test_excluded_pairs_make_room_for_the_next(index):

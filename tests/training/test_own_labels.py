@@ -147,4 +147,4 @@ def test_a_resumed_run_ignores_the_same_pairs(run, related, tmp_path, monkeypatc
     dexter.train(related, out=out, resume=True)
     first, second = (Predictor.load(folder).model for folder in (run, out))
     assert first.facts["own_labels"] == second.facts["own_labels"]
-    np.testing.assert_array_equal(first.representations_LD.numpy(), second.representations_LD.numpy())
+    np.testing.assert_array_equal(first.representations_LD, second.representations_LD)
