@@ -102,7 +102,7 @@ class BatchConfig:
     pool: Literal["auto", "all", "in-batch", "sampled"] = "all"
     """Labels of a step: every label; the positives of the batch's queries; or drawn positives and hard negatives.
     `auto`: every label up to 16 per query of the batch and 8,192 in all, else the batch's positives and random labels
-    (6 per query, at most 3,072), corrected for the sampling."""
+    (6 per query, at most 768), corrected for the sampling."""
     positives: int = 0
     """Positives that a query brings into an in-batch or sampled pool (beta), drawn by relevance; 0: all of them. The
     others are its positives where another query brought them. How many count in the loss is `loss.positives`."""

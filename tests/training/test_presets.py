@@ -56,11 +56,11 @@ def test_few_queries_get_small_batches_and_more_epochs(num_queries, size, epochs
     [
         (1_000, 1_024, 0),  # all: 16 per query of a batch of 64
         (1_000, 1_025, 384),
-        (10_000, 4_097, 1_536),
+        (10_000, 4_097, 768),
         (33_437, 8_192, 0),  # all: 16 per query of a batch of 512
-        (33_437, 8_193, 3_072),
+        (33_437, 8_193, 768),
         (612_123, 8_192, 0),
-        (612_123, 8_193, 3_072),
+        (612_123, 8_193, 768),
     ],
 )
 def test_the_sample_of_labels_grows_with_the_batch(num_queries, num_labels, random_labels):

@@ -16,7 +16,7 @@ _TRANSFORMER_REFERENCE_BATCH = 512
 _STATIC_TOKENS = 1_000_000
 _CUT_OFF = 5
 _FEW_LABELS = 8_192
-_RANDOM_LABELS = 3_072
+_RANDOM_LABELS = 768
 _FEW_LABELS_PER_QUERY = 16
 """All labels are in the pool while they are at most this many times the queries of a batch, and `_FEW_LABELS`."""
 _RANDOM_LABELS_PER_QUERY = 6
@@ -105,7 +105,8 @@ def _metric(validation: ValidationConfig, num_labels: int) -> str:
 def _with_pool(config: Config, batch_size: int, num_labels: int) -> BatchConfig:
     """The batch settings with the pool chosen: all labels where they are few, else a corrected sample of them.
 
-    A sample that grows with the batch keeps the labels per query, and so the time of an epoch, the same for any batch.
+    A sample that grows with a small batch keeps the time of an epoch the same for any batch; from 128 queries on the
+    batch's own positives are many.
     """
     batch = config.batch
     if batch.pool != "auto":
@@ -120,12 +121,12 @@ def _with_pool(config: Config, batch_size: int, num_labels: int) -> BatchConfig:
 def _batch_size(num_queries: int, *, static: bool, sampled: bool) -> int:
     """A power of two within 32 and 1,024 queries (transformers: 16 and 512).
 
-    With a pool that is chosen too (`sampled`), the largest up to three times the root of the number of queries: 64 for
-    1,000, 256 for 10,000. Otherwise the largest that makes at least 64 steps per epoch.
+    The largest that makes at least 64 steps per epoch. With a pool that is chosen too (`sampled`), up to 3 times the
+    root of the number of queries where that is more: 64 for 1,000, 256 for 10,000.
     """
     smallest, largest = (32, 1024) if static else (16, 512)
-    wanted = 3 * math.isqrt(num_queries) if sampled else num_queries // 64
-    return min(largest, max(smallest, 1 << (max(1, wanted).bit_length() - 1)))
+    wanted = max(num_queries // 64, 3 * math.isqrt(num_queries) if sampled else 1)
+    return min(largest, max(smallest, 1 << (wanted.bit_length() - 1)))
 
 
 def _epochs(num_queries: int, batch_size: int) -> int:
