@@ -23,6 +23,8 @@ _TYPES = {
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _TYPES.items() if name != "BF16"}
 _MAX_HEADER = 100_000_000
+_BLOCK = 2**17
+"""Numbers that are checked at a time: few enough to stay in a cache."""
 _REMEDY = "restore the folder from a copy"
 
 
@@ -84,7 +86,9 @@ def narrowed(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 def is_finite(array: NDArray[Any]) -> bool:
     """Return whether no number of an array is infinite or not a number; bits of bfloat16 are taken for integers."""
     if array.dtype == np.float16:  # whose arithmetic is slow: an exponent of ones marks both
-        return not ((array.view(np.uint16) & 0x7C00) == 0x7C00).any()
+        bits = array.reshape(-1).view(np.uint16)
+        parts = (bits[start : start + _BLOCK] for start in range(0, len(bits), _BLOCK))
+        return not any(((part & 0x7C00) == 0x7C00).any() for part in parts)
     # A sum is finite only if all values are, or else may have overflowed: the quick test comes first.
     with np.errstate(over="ignore", invalid="ignore"):
         return array.dtype.kind != "f" or bool(np.isfinite(array.sum()) or np.isfinite(array).all())

@@ -67,9 +67,9 @@ class DualArrays:
         """Return vectors of queries, and if there is a prior the column of its weight."""
         return _with_column(self.vectors(representations_ND), None if self.prior_L is None else prior_weight)
 
-    def labels(self, representations_LD: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        """Return vectors of all labels, and if there is a prior the column of their scaled biases."""
-        scaled_L = None if self.prior_L is None else np.float32(self.temperature) * self.prior_L
+    def labels(self, representations_LD: NDArray[np.float32], labels: slice) -> list[NDArray[np.float32]]:
+        """Return vectors of some labels, and if there is a prior the column of their scaled biases."""
+        scaled_L = None if self.prior_L is None else np.float32(self.temperature) * self.prior_L[labels]
         return _with_column(self.vectors(representations_LD), scaled_L)
 
 
@@ -122,11 +122,11 @@ class ClassifierArrays:
             return [unit_rows(vectors_NC)]
         return _with_column(vectors_NC, prior_weight)
 
-    def labels(self, rows_LC: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        """Return vectors of all labels from their rows, in which those of unseen labels are filled in."""
+    def labels(self, rows_LC: NDArray[np.float32], labels: slice) -> list[NDArray[np.float32]]:
+        """Return vectors of some labels from their rows, in which those of unseen labels are filled in."""
         if self.prior_L is None:
             return [unit_rows(rows_LC)]
-        return _with_column(rows_LC, np.float32(self.temperature) * self.prior_L)
+        return _with_column(rows_LC, np.float32(self.temperature) * self.prior_L[labels])
 
 
 def unit_rows(vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:

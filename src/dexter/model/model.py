@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 _FOLDER = "dexter"
 _TABLE = "classifier.table.weight"
+_BLOCK_LABELS = 1_024
 _RARE_COUNT = 10
 """A label without training data gets the median prior of labels with fewer training queries than this."""
 
@@ -120,12 +121,21 @@ class Model:
         For a model without a learned prior, `dial` must be that of `search_vectors`; otherwise it has no effect.
         """
         head = self._resolve_head(head)
-        parts = self.head.labels(self.representations_LD) if head != "classifier" else []
-        if head != "encoder" and self.classifier is not None:
-            parts += self.classifier.labels(self._classifier_rows())
+        num_labels = len(self.representations_LD)
+        width = max(part.stop for part in self.score_slices(head=head, dial=dial).values())
+        vectors_LD = np.empty((num_labels, width), dtype=np.float32)
+        filled_LC = None if head == "encoder" else self._classifier_rows()
+        # A block at a time, so that what is computed on the way stays in a cache.
+        for start in range(0, num_labels, _BLOCK_LABELS):
+            block = slice(start, start + _BLOCK_LABELS)
+            parts = self.head.labels(self.representations_LD[block], block) if head != "classifier" else []
+            if head != "encoder" and self.classifier is not None:
+                rows_BC = self.classifier.rows(block) if filled_LC is None else filled_LC[block]
+                parts += self.classifier.labels(rows_BC, block)
+            np.concatenate(parts, axis=1, out=vectors_LD[block, : sum(part.shape[1] for part in parts)])
         if self._needs_frequency(dial):
-            parts.append(frequency_prior(self.labels.counts, self.head.temperature)[:, None])
-        return np.concatenate(parts, axis=1)
+            vectors_LD[:, -1] = frequency_prior(self.labels.counts, self.head.temperature)
+        return vectors_LD
 
     def score_slices(self, *, head: HeadName | None = None, dial: float | None = None) -> dict[str, slice]:
         """Return the elements of the search vectors that each part of a score is the inner product of."""
@@ -356,15 +366,18 @@ class Model:
             raise UsageError(f"this model has no head {head!r}: choose one of {', '.join(self.heads)}")
         return head
 
-    def _classifier_rows(self) -> NDArray[np.float32]:
-        """Return the classifier rows, with those of labels without training data filled in from similar labels."""
+    def _classifier_rows(self) -> NDArray[np.float32] | None:
+        """Return the classifier rows with those of labels without training data filled in from similar labels.
+
+        None where all are in the table already.
+        """
         assert self.classifier is not None
-        rows_LC, counts = self.classifier.rows(), self.labels.counts
+        counts = self.labels.counts
         if self.has_filled_rows or (self.processes.size == 1 and (counts > 0).all()):
-            return rows_LC
+            return None
         texts_UC = self.classifier.project(self.representations_LD[counts == 0])
         return fill_unseen_rows(
-            rows_LC,
+            self.classifier.rows(),
             counts,
             texts_UC=texts_UC,
             label_vectors_LD=self.label_embeddings(),
@@ -394,7 +407,11 @@ class Model:
 def _read_labels(path: Path) -> Labels:
     try:
         # Only a line feed ends a line: label texts may hold other characters that `splitlines` would cut at.
-        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+        # All lines as one list take a third of the time.
+        entries = json.loads(f"[{','.join(lines)}]")
+        if len(entries) != len(lines):
+            raise ValueError("several labels in a line")
         counts = np.array([entry["count"] for entry in entries], dtype=np.int64)
         labels = Labels([str(entry["id"]) for entry in entries], [str(entry["text"]) for entry in entries], counts)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
