@@ -5,8 +5,8 @@ most. An answer that the client does not read ends the connection after `answer_
 held, see `GateMiddleware`. After an answer to a request whose body was not read, such as 413, the rest of the body is
 read and discarded for a while: a connection closed at once would be reset, and the client would never see the answer.
 
-Where as many requests are under way as may be, further ones are answered here, with 429: in the application that would
-take a tenth of a prediction's time or more, and a flood would leave none for predictions.
+Where as many requests are under way as may be, further ones are answered here, with 429: in the application each
+would take three times as long, and a flood would leave little time for predictions.
 """
 
 from __future__ import annotations
