@@ -4,7 +4,7 @@ Some trained labels are hidden: they lose the vector of their own, their row, th
 again from their texts, as a new label is. What such a label lacks against a trained one, which was fitted to its
 queries, is measured on validation queries and added to the prior of every new label. The words of a hidden label were
 trained with it, so that it is found more often than a new one. Therefore not its recall decides, but how often it
-is right in the places that it takes, which differs little between the two, and with some caution.
+is right in the places that it takes, with some caution.
 
 Shapes: N queries, H hidden labels, K labels that they are made from, D dimensions.
 """
