@@ -125,7 +125,7 @@ def _batch_size(num_queries: int, *, static: bool, sampled: bool) -> int:
     root of the number of queries where that is more: 64 for 1,000, 256 for 10,000.
     """
     smallest, largest = (32, 1024) if static else (16, 512)
-    wanted = max(num_queries // 64, 3 * math.isqrt(num_queries) if sampled else 1)
+    wanted = max(1, num_queries // 64, 3 * math.isqrt(num_queries) if sampled else 0)
     return min(largest, max(smallest, 1 << (wanted.bit_length() - 1)))
 
 
