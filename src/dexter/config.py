@@ -24,9 +24,7 @@ from dexter.recipes import read_recipe
 _METRIC = re.compile(r"(P|R|nDCG|PSP|PSnDCG|MRR)@[1-9][0-9]*")
 
 MAX_VALIDATION_QUERIES = 2_000
-"""At most this many training queries are held out for validation."""
-MAX_TUNING_QUERIES = 2_000
-"""At most this many validation queries decide how predictions are made: head, neighbours, probabilities."""
+"""At most this many training queries are held out, to choose the model and how it predicts."""
 KEPT_BY_WORDS = 10
 """Training queries that are kept by their words alone, as a multiple of those whose vectors may be kept."""
 DEFAULT_RECIPE = "dexter"

@@ -69,6 +69,12 @@ def error_line(result, code):
     return lines[0]
 
 
+def test_what_a_terminal_would_obey_is_escaped(run, tmp_path):
+    named = tmp_path / "data\x1b[2Jred"
+    line = error_line(run("train", named, "--out", tmp_path / "out"), 3)
+    assert "\x1b" not in line and "data\\x1b[2Jred" in line
+
+
 # 0: ok
 
 

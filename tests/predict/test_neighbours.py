@@ -12,7 +12,16 @@ from dexter.errors import ModelError, UsageError
 from dexter.index.exact import search
 from dexter.model.lexical import LexicalIndex
 from dexter.model.training_queries import TRAINING_QUERIES_FILE, TrainingQueries
-from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, add_votes, count_votes
+from dexter.predict.neighbours import (
+    DEFAULT_LEXICAL_VOTES,
+    DEFAULT_VOTES,
+    LabelVotes,
+    add_votes,
+    add_votes_to_one,
+    count_votes,
+    count_votes_on_one,
+    vote_weights,
+)
 from dexter.predict.rank import RankingChoice
 from dexter.types import TopK
 
@@ -65,6 +74,28 @@ def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding,
     scores = np.take_along_axis(dense, order, axis=1)
     np.testing.assert_array_equal(blended.ids, np.where(np.isfinite(scores), order, -1))
     np.testing.assert_allclose(blended.scores, scores, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 4, 17])
+@pytest.mark.parametrize("excluding", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_text_gets_what_it_gets_among_others(training_queries, k, excluding, exact):
+    queries, labels = randn(11, 6), randn(17, 6)
+    nearest = training_queries.nearest(randn(11, 8), 6)
+    votes = 3 * count_votes(training_queries, nearest, 0.2)
+    exclude = random(11, 17, density=0.3, format="csr", random_state=1) if excluding else None
+    found = search(queries, labels, k, exclude=exclude)
+    together = add_votes(found, votes, queries, labels, exclude=exclude, exact=exact)
+    for row in range(11):
+        weights = 3 * vote_weights(nearest.scores[[row]], 0.2)[0]
+        voted, gains = count_votes_on_one(training_queries, nearest.ids[row], weights)
+        np.testing.assert_allclose(gains, votes[[row]].toarray()[0, voted], atol=1e-5)
+        allowed = np.full(len(voted), True) if exclude is None else ~np.isin(voted, exclude[[row]].indices)
+        one = TopK(found.ids[[row]], found.scores[[row]])
+        kept = LabelVotes(voted[allowed], gains[allowed])
+        alone = add_votes_to_one(one, kept, queries[row], labels, exact=exact)
+        np.testing.assert_array_equal(alone.ids[0], together.ids[row])
+        np.testing.assert_allclose(alone.scores[0], together.scores[row], atol=1e-5)
 
 
 def test_votes_lift_labels_that_an_approximate_index_missed(training_queries):

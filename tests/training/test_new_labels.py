@@ -1,15 +1,20 @@
 """What is learned about labels that are added later: their prior, and how examples make them."""
 
+import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 import dexter
 from dexter import Predictor
+from dexter.cli import main as cli
 from dexter.errors import UsageError
 from dexter.evaluation.unseen import without_labels
 from dexter.model.model import Model
+from dexter.serving.app import create_app
 from dexter.training.new_labels import largest_offset
 from tests.conftest import SMALL, make_world
 
@@ -86,6 +91,26 @@ def test_examples_make_a_label_whose_text_says_nothing(run, data):
         found = predictor.predict(texts, 1, only=[nothing[0]])
         scores.append(np.mean([ranked[0].score for ranked in found]))
     assert scores[1] > scores[0]
+
+
+def test_examples_reach_the_model_from_the_command_line_and_over_http(run, data, tmp_path, monkeypatch):
+    folder, examples = tmp_path / "run", data.train.texts[:3]
+    shutil.copytree(run, folder)
+    expected = Predictor.load(run)
+    expected.add_labels([("bare", "unnamed"), ("x", "unnamed")], examples={"x": examples})
+    bare, made = expected.model.representations_LD[-2:]
+    assert not np.allclose(bare, made, atol=1e-3)
+    options = [part for text in examples for part in ("--example", text)]
+    monkeypatch.setattr(sys, "argv", ["dexter", "labels", "add", str(folder), "x", "unnamed", *options])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    np.testing.assert_allclose(Predictor.load(folder).model.representations_LD[-1], made, atol=1e-6)
+    predictor = Predictor.load(run)
+    with TestClient(create_app(predictor), base_url="http://localhost") as client:
+        label = {"id": "x", "text": "unnamed", "examples": examples}
+        assert client.post("/v1/labels", json={"labels": [label]}).status_code == 200
+        np.testing.assert_allclose(predictor.model.representations_LD[-1], made, atol=1e-6)
 
 
 def test_examples_are_refused_where_they_cannot_be_used(run, trained, data, tmp_path):

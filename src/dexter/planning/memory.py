@@ -18,7 +18,7 @@ from functools import partial
 from typing import Literal
 
 from dexter.batches.mining import shortlist_length
-from dexter.config import KEPT_BY_WORDS, MAX_TUNING_QUERIES, Config
+from dexter.config import KEPT_BY_WORDS, Config
 from dexter.index import exact as search
 from dexter.losses.streaming import Streaming, plan_tiles
 from dexter.planning.sizes import (
@@ -300,10 +300,9 @@ def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
 
 def _voted_pairs(sizes: Sizes) -> int:
     """Pairs of a validation query and a label that its neighbours vote for, among those scored at a time."""
-    tried = min(sizes.num_validation, MAX_TUNING_QUERIES)
     neighbours = min(_NEIGHBOURS, sizes.num_queries)
     voted = _DISTINCT_VOTES * neighbours * sizes.num_pairs / max(1, sizes.num_queries)
-    return min(_VOTED_PAIRS, round(tried * min(voted, sizes.num_labels)))
+    return min(_VOTED_PAIRS, round(sizes.num_validation * min(voted, sizes.num_labels)))
 
 
 def keeps_vectors(sizes: Sizes, config: Config) -> bool:

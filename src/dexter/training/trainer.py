@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dexter.batches.pool import count_relevant_pairs, restrict
 from dexter.batches.sampler import Sampler
-from dexter.config import DEFAULT_RECIPE, MAX_TUNING_QUERIES, Config
+from dexter.config import DEFAULT_RECIPE, Config
 from dexter.data import Dataset
 from dexter.data.own_labels import find_own_labels
 from dexter.data.tokens import Ragged, Tokens
@@ -468,13 +468,11 @@ class Trainer:
         model = replace(model, training_queries=kept)
         scoring = Scoring()
         if self.validation_split is not None:
-            metric, maximum = config.validation.metric, MAX_TUNING_QUERIES
             scoring = choose_scoring(
                 model,
                 self.train_split,
                 self.validation_split,
-                metric=metric,
-                maximum=maximum,
+                metric=config.validation.metric,
                 propensity=self.dataset.propensity,
             )
             choice = choose_ranking(model, scoring)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from dexter.config import KEPT_BY_WORDS, MAX_TUNING_QUERIES, Config
+from dexter.config import KEPT_BY_WORDS, Config
 from dexter.data import Dataset, Split
 from dexter.data.own_labels import find_own_labels
 from dexter.data.tokens import Tokens
@@ -88,7 +88,6 @@ def choose_scoring(
     validation: Split,
     *,
     metric: str,
-    maximum: int,
     propensity: tuple[float, float] = PROPENSITY["default"],
     dials: Sequence[float] = (),
 ) -> Scoring:
@@ -99,12 +98,9 @@ def choose_scoring(
         train: the queries it was trained on, for the label frequencies of PSP.
         validation: queries held out of training.
         metric: what to maximise, such as P@1 or PSP@3.
-        maximum: validation queries that are used.
         propensity: the constants (a, b) of PSP.
         dials: values of the dial to try besides the model's own.
     """
-    # Queries stand in the order of the data set: take them evenly from all of it, the same every time.
-    validation = validation.select(np.linspace(0, len(validation) - 1, min(maximum, len(validation))).astype(np.int64))
     trial = Trial(model, train, validation, metric=metric, propensity=propensity)
     as_trained = RankingChoice(head=model.default_head, dial=model.default_dial)
     best = trial.improve(as_trained, dials)
@@ -279,7 +275,6 @@ def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = No
         train,
         validation,
         metric=metric,
-        maximum=MAX_TUNING_QUERIES,
         propensity=dataset.propensity,
         dials=DIALS,
     )
