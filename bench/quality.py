@@ -38,12 +38,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix, save_npz
+from scipy.sparse import save_npz
 
 import shared_data
 from dexter.config import load_config, parse_overrides
 from dexter.data import Dataset, Split
 from dexter.data.own_labels import find_own_labels
+from dexter.evaluation import omikuji
 from dexter.evaluation.baselines import TfidfNeighbours
 from dexter.evaluation.intervals import paired_bootstrap
 from dexter.metrics import Ratio, inverse_propensity, overfetch, per_query, remove_filtered, score
@@ -52,21 +53,6 @@ from dexter.training import train
 
 NUM_PLACES = 100
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100")
-OMIKUJI = """
-import json, sys, time
-import omikuji
-train_path, test_path, out_path, places, threads = sys.argv[1:]
-clocks = [(time.process_time(), time.perf_counter())]
-model = omikuji.Model.train_on_data(train_path, omikuji.Model.default_hyper_param(), int(threads))
-clocks.append((time.process_time(), time.perf_counter()))
-model.init_prediction_thread_pool(int(threads))
-predicted = []
-for line in open(test_path):
-    pairs = [(int(feature), float(value)) for feature, value in (pair.split(":") for pair in line.split())]
-    predicted.append([label for label, _ in model.predict(pairs, top_k=int(places))] if pairs else [])
-clocks.append((time.process_time(), time.perf_counter()))
-json.dump({"clocks": clocks, "predicted": predicted}, open(out_path, "w"))
-"""
 PECOS = """
 import json, sys, time
 import numpy as np
@@ -83,11 +69,12 @@ scores = model.predict(X_test, only_topk=int(places), threads=int(threads))
 predicted = []
 for row in range(scores.shape[0]):
     part = slice(scores.indptr[row], scores.indptr[row + 1])
-    predicted.append(scores.indices[part][np.argsort(-scores.data[part], kind="stable")].tolist())
+    order = np.argsort(-scores.data[part], kind="stable")
+    predicted.append(list(zip(scores.indices[part][order].tolist(), scores.data[part][order].tolist())))
 clocks.append((time.process_time(), time.perf_counter()))
 json.dump({"clocks": clocks, "predicted": predicted}, open(out_path, "w"))
 """
-"""What the other interpreters run."""
+"""What the other interpreter runs."""
 
 
 @dataclass(frozen=True)
@@ -159,19 +146,19 @@ def run_omikuji(dataset: Dataset, test: Split, interpreter: str, *, threads: int
     with tempfile.TemporaryDirectory() as folder:
         train_path, test_path = (Path(folder) / name for name in ("train.txt", "test.txt"))
         start = Time.now()
-        train_vectors, test_vectors = tfidf(dataset.train.texts, test.texts)
+        train_vectors, test_vectors = omikuji.tfidf(dataset.train.texts, test.texts)
         vectorized = Time.now() - start
-        write_svmlight(train_path, train_vectors, dataset.train.relevance)
-        test_path.write_text("".join(f"{features(test_vectors, row)}\n" for row in range(len(test))))
+        omikuji.write_svmlight(train_path, train_vectors, dataset.train.relevance)
+        test_path.write_text("".join(f"{omikuji.features(test_vectors, row)}\n" for row in range(len(test))))
         # It logs to stdout, and its progress bars have a line per example on stderr.
-        return run_elsewhere(interpreter, OMIKUJI, [train_path, test_path], test, vectorized, [str(threads)])
+        return run_elsewhere(interpreter, omikuji.SCRIPT, [train_path, test_path], test, vectorized, [str(threads)])
 
 
 def run_pecos(dataset: Dataset, test: Split, interpreter: str, *, threads: int, seed: int) -> Row:
     """Run PECOS XR-Linear in another interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         start = Time.now()
-        train_vectors, test_vectors = tfidf(dataset.train.texts, test.texts)
+        train_vectors, test_vectors = omikuji.tfidf(dataset.train.texts, test.texts)
         vectorized = Time.now() - start
         for name, matrix in (("train", train_vectors), ("labels", dataset.train.relevance), ("test", test_vectors)):
             save_npz(Path(folder) / f"{name}.npz", matrix, compressed=False)
@@ -193,8 +180,8 @@ def run_elsewhere(
         results = json.loads(out_path.read_text())
     begun, trained, ended = (Time(*clock) for clock in results["clocks"])
     top_ids = np.full((len(test), num_places(test)), -1, dtype=np.int64)
-    for row, labels in enumerate(results["predicted"]):
-        top_ids[row, : len(labels)] = labels
+    for row, pairs in enumerate(results["predicted"]):
+        top_ids[row, : len(pairs)] = [label for label, _ in pairs]
     return Row(top_ids, predict=ended - trained, train=trained - begun + vectorized)
 
 
@@ -203,7 +190,7 @@ def run_svm(dataset: Dataset, test: Split) -> Row:
     from sklearn.svm import LinearSVC
 
     start = Time.now()
-    train_vectors, test_vectors = tfidf(dataset.train.texts, test.texts)
+    train_vectors, test_vectors = omikuji.tfidf(dataset.train.texts, test.texts)
     relevance = dataset.train.relevance.tocsc()
     scores = np.full((len(test), dataset.num_labels), -np.inf, dtype=np.float32)
     predicting = Time(0.0, 0.0)
@@ -220,35 +207,6 @@ def run_svm(dataset: Dataset, test: Split) -> Row:
     trained = Time.now() - start - predicting
     top_ids = np.argsort(-scores, axis=1, kind="stable")[:, : num_places(test)]
     return Row(top_ids, predict=predicting, train=trained)
-
-
-def tfidf(train_texts: Sequence[str], test_texts: Sequence[str]) -> tuple[csr_matrix, csr_matrix]:
-    """Return unigram TF-IDF vectors of unit length."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    vectorizer: Any = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
-    return vectorizer.fit_transform(train_texts), vectorizer.transform(test_texts)
-
-
-def write_svmlight(path: Path, vectors: csr_matrix, relevance: csr_matrix) -> None:
-    """Write the file omikuji trains on: a header, then the labels and features of one query per line.
-
-    Queries without a feature are left out: omikuji refuses such lines, and there is nothing to learn from them.
-    """
-    rows = np.flatnonzero(np.diff(vectors.indptr))
-    with path.open("w") as file:
-        file.write(f"{len(rows)} {vectors.shape[1]} {relevance.shape[1]}\n")
-        for row in rows.tolist():
-            labels = relevance.indices[relevance.indptr[row] : relevance.indptr[row + 1]]
-            file.write(f"{','.join(map(str, labels))} {features(vectors, row)}\n")
-
-
-def features(vectors: csr_matrix, row: int) -> str:
-    """Return a row's features as text, in ascending order."""
-    part = slice(vectors.indptr[row], vectors.indptr[row + 1])
-    order = np.argsort(vectors.indices[part])
-    pairs = zip(vectors.indices[part][order], vectors.data[part][order], strict=True)
-    return " ".join(f"{column}:{value:.6g}" for column, value in pairs)
 
 
 class Results:

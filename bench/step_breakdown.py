@@ -25,15 +25,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
-import trials
+import shared_data
 from dexter.config import load_config, parse_overrides
 from dexter.data import Dataset, Split
+from dexter.data.sources import build
 from dexter.training.presets import resolve_presets
 from dexter.training.trainer import Trainer
 
@@ -53,11 +55,18 @@ def make_trainer(dataset: Dataset, folder: Path, overrides: Mapping[str, Any]) -
     return Trainer(resolve_presets(load_config("unidec", overrides), dataset), dataset, folder)
 
 
+def load(data: str, num_queries: int) -> Dataset:
+    """Return `pydocs`, built on this machine, or a shared data set; so many training queries, or all if 0."""
+    dataset = build("pydocs") if data == "pydocs" else shared_data.load(data)
+    rows = np.random.default_rng(0).permutation(len(dataset.train))[: num_queries or None]
+    return replace(dataset, train=dataset.train.select(np.sort(rows)))
+
+
 def bench_steps(arguments: argparse.Namespace) -> None:
     """Print the phases of steps and refreshes for each encoder."""
     for encoder, settings in ENCODERS.items():
         num_queries = MINILM_QUERIES if encoder == "MiniLM" else arguments.queries
-        dataset = trials.load(arguments.data, num_queries=num_queries)
+        dataset = load(arguments.data, num_queries)
         chosen = {"train.threads": arguments.threads} | parse_overrides(arguments.set)
         with tempfile.TemporaryDirectory() as folder:
             trainer = make_trainer(dataset, Path(folder), EVERY_EPOCH | settings | chosen)
