@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MINUTES ?= 35
 LOCK := uv pip compile -q --generate-hashes --no-emit-index-url --no-annotate --no-header --python-version 3.11
 
 .DEFAULT_GOAL := help
@@ -14,7 +15,7 @@ help:  ## Show these targets.
 $(STAMP): pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[train,minilm,data,track,serve,ann,pgvector,qdrant,onnx,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[all,docs,dev]'
 	@touch $@
 
 .PHONY: setup
@@ -28,8 +29,12 @@ demo: $(STAMP)  ## The whole flow on built-in data: a trained model, a table, a 
 test: $(STAMP)  ## All tests but the slow ones.
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m 'not slow'
 
+.PHONY: test-ci
+test-ci: $(STAMP)  ## All tests but the slow ones for which too little of MINUTES (35) is left; says which.
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -p tests.budget --minutes $(MINUTES)
+
 .PHONY: test-all
-test-all: $(STAMP)  ## Every test.
+test-all: $(STAMP)  ## Every test; DEXTER_TEST_SCALE=1 repeats as often as docs/reliability.md says (default 0.1).
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .PHONY: test-gpu
@@ -44,9 +49,13 @@ check: $(STAMP)  ## Lint, types, the tests of the architecture, and the audit of
 	$(BIN)/python -m pytest tests/test_architecture.py tests/test_layers.py
 	$(BIN)/python constraints/audit.py
 
+.PHONY: docs
+docs: $(STAMP)  ## The documentation as a site, in site/ (no network needed to build or to read it).
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 .PHONY: lock
 lock:  ## Write the lock files anew (needs uv); that of development without the packages of CUDA.
-	$(LOCK) --extra serve pyproject.toml > constraints/serve.lock
+	$(LOCK) --extra serve --extra pgvector pyproject.toml > constraints/serve.lock
 	$(LOCK) -c constraints/cpu.txt --all-extras pyproject.toml \
 		| awk '/^[a-z0-9]/ {keep = !/^(nvidia|triton|cuda)/} keep' > constraints/dev.lock
 
@@ -61,4 +70,4 @@ bench: $(STAMP)  ## The benchmark of the losses (the others: see bench/README.md
 
 .PHONY: clean
 clean:  ## Remove the virtual environment and everything made.
-	rm -rf $(VENV) demo runs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo runs site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

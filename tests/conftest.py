@@ -1,5 +1,10 @@
 """A small world with an answer: every label is a pair of words, and a query that holds both words wants the label."""
 
+import logging
+import os
+import subprocess
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +17,28 @@ WORDS = [
     "lantern", "meadow", "needle", "orchid", "pepper", "quartz", "ribbon", "saddle",
 ]  # fmt: skip
 FILLER = ["the", "of", "and", "with", "about", "some", "very", "old", "new", "small"]
+
+
+SCALE = float(os.environ.get("DEXTER_TEST_SCALE", "0.1"))
+"""Share of the numbers in docs/reliability.md with which the slow tests repeat; 1 takes an hour or two."""
+
+
+def scaled(count):
+    """How often to repeat what would be repeated `count` times at full scale."""
+    return max(1, round(SCALE * count))
+
+
+@contextmanager
+def small_disk(folder, size):
+    """A real file system of a size, such as "256k"."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a small file system is not allowed here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)  # mapped files may still be open
 
 
 def make_world(*, num_train=400, num_test=80, num_labels=37, seed=0):
@@ -65,6 +92,16 @@ def world():
 def one_thread():
     """Two threads on a shared machine are slower than one, and the arithmetic must not depend on the load."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def quiet_after():
+    """The command line sets up logging for its process; the tests share theirs."""
+    logger = logging.getLogger("dexter")
+    handlers, level = logger.handlers[:], logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
 
 
 SMALL = {

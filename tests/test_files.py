@@ -3,14 +3,26 @@
 import errno
 import json
 import os
-import subprocess
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
 from dexter import files
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.files import MANIFEST, atomic_folder, atomic_path, remove_leftovers, verify_manifest, write_json, write_text
+from dexter.files import (
+    MANIFEST,
+    atomic_folder,
+    atomic_path,
+    read_object,
+    remove_leftovers,
+    verified,
+    verify_manifest,
+    write_json,
+    write_text,
+)
+from tests.conftest import small_disk
 
 
 def names(folder):
@@ -150,6 +162,15 @@ def damages():
         yield f"manifest {content[:30]}", lambda folder, content=content: (folder / MANIFEST).write_text(content)
 
 
+def test_an_altered_file_is_told_rather_than_what_it_breaks(tmp_path):
+    make_folder(tmp_path / "model", "one")
+    with pytest.raises(KeyError), verified(tmp_path / "model"):
+        raise KeyError
+    (tmp_path / "model" / "part" / "a.txt").write_text("onf")
+    with pytest.raises(ModelError, match="differs from its manifest"), verified(tmp_path / "model"):
+        raise KeyError
+
+
 @pytest.mark.parametrize(("name", "damage"), list(damages()), ids=lambda value: value if isinstance(value, str) else "")
 def test_a_manifest_notices(tmp_path, name, damage):
     make_folder(tmp_path / "model", "one")
@@ -270,16 +291,8 @@ def test_no_permission_is_said_in_one_line(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tiny_disk(tmp_path):
-    """A real file system of 256 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], check=False).returncode
-    ):
-        pytest.skip("mounting a small file system is not allowed here")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        yield disk
 
 
 def test_a_disk_that_is_really_full(tiny_disk):
@@ -307,3 +320,35 @@ def test_json_is_stable(tmp_path):
     write_json(tmp_path / "a.json", {"b": 1, "a": "é"})
     assert json.loads((tmp_path / "a.json").read_text()) == {"b": 1, "a": "é"}
     assert "é" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs names for open files")
+@pytest.mark.parametrize("exchange", ["file", "link", "folder", "deleted"])
+def test_what_is_exchanged_while_it_is_read_is_not_read(tmp_path, exchange):
+    with atomic_folder(tmp_path / "model") as temporary:
+        (temporary / "part").mkdir()
+        (temporary / "part" / "tensors").write_text("right")
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "tensors").write_text("wrong")
+    target = tmp_path / "model" / "part" / "tensors"
+    with verified(tmp_path / "model") as view:
+        if exchange == "folder":
+            os.replace(target.parent, tmp_path / "aside")
+            os.replace(tmp_path / "wrong", target.parent)
+        else:
+            target.unlink()
+            if exchange == "file":
+                os.replace(tmp_path / "wrong" / "tensors", target)
+            elif exchange == "link":
+                target.symlink_to(tmp_path / "wrong" / "tensors")
+        assert (view / "part" / "tensors").read_text() == "right"
+    assert not view.exists()
+
+
+def test_errors_name_the_folder_and_not_the_view(tmp_path):
+    make_folder(tmp_path / "model", "one")
+    with (
+        pytest.raises(ModelError, match=re.escape(f"{tmp_path / 'model' / 'absent'}: missing")),
+        verified(tmp_path / "model") as view,
+    ):
+        read_object(view / "absent")

@@ -10,7 +10,7 @@ import pytest
 import dexter
 
 SOURCE = Path(dexter.__file__).parent
-BASE = {"errors", "types", "processes", "files", "tensor_files", "positives", "recipes", "config"}
+BASE = {"errors", "types", "processes", "files", "tensor_files", "positives", "progress", "recipes", "config"}
 PARTS = BASE | {"data", "metrics", "index", "losses", "batches", "encoders"}
 MAY_IMPORT = {
     "errors": set(),
@@ -19,19 +19,21 @@ MAY_IMPORT = {
     "files": {"errors"},
     "tensor_files": {"errors"},
     "positives": {"errors"},
+    "progress": set(),
     "recipes": {"errors"},
     "config": {"errors", "recipes"},
-    "data": {"errors", "files", "types"},
+    "data": {"errors", "files", "types", "progress"},
     "metrics": {"errors", "types"},
     "index": {"errors", "files", "types", "processes"},
     "losses": {"errors", "positives", "processes"},
     "batches": {"errors", "types", "processes", "positives", "config", "data", "index"},
     "encoders": {"errors", "types", "files", "tensor_files", "config", "data"},
     "model": {"errors", "types", "processes", "files", "tensor_files", "config", "data", "encoders", "index"},
-    "predict": {"errors", "types", "processes", "files", "data", "encoders", "index", "metrics", "model"},
+    "predict": {"errors", "types", "processes", "progress", "files", "data", "encoders", "index", "metrics", "model"},
     "training": PARTS | {"model", "predict"},
     "planning": PARTS | {"model", "predict", "training"},
     "evaluation": PARTS | {"model", "predict", "training"},
+    "sklearn": {"errors", "files", "recipes", "data", "model", "predict", "training"},
     "serving": {"errors", "types", "files", "config", "data", "predict", "training", "evaluation"},
     "cli": PARTS | {"model", "predict", "training", "planning", "evaluation", "serving"},
 }

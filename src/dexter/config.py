@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dexter.errors import UsageError
-from dexter.recipes import read_recipe
+from dexter.recipes import DEFAULT_RECIPE, read_recipe
 
 _METRIC = re.compile(r"(P|R|nDCG|PSP|PSnDCG|MRR)@[1-9][0-9]*")
 
@@ -27,8 +27,6 @@ MAX_VALIDATION_QUERIES = 2_000
 """At most this many training queries are held out, to choose the model and how it predicts."""
 KEPT_BY_WORDS = 10
 """Training queries that are kept by their words alone, as a multiple of those whose vectors may be kept."""
-DEFAULT_RECIPE = "dexter"
-"""The recipe of `dexter.train`, `dexter.plan` and the command line where none is named."""
 CORRECTED_LOSSES = ("decoupled_softmax", "softmax", "psl")
 """The losses that can correct the scores of negatives for the sampling of the pool."""
 
@@ -168,6 +166,9 @@ class HeadConfig:
     """Train a table with a row per label together with the encoder, and search both as one."""
     encoder_weight: float = 0.5
     """Share of the dual encoder in the loss (lambda); the rest is the classifier's."""
+    classifier_start: int = 0
+    """The first epoch of a second stage, in which the encoder is frozen and the classifier alone is trained, from the
+    encoder's vectors at that point (NGAME); before it the encoder alone is trained. 0: one stage, both together."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """How the classifier's table and its optimiser's moments are kept; bfloat16, half as large, is written with
     stochastic rounding."""
@@ -179,6 +180,7 @@ class HeadConfig:
         _require(0.0 <= self.row_dropout < 1.0, "head.row_dropout", "at least 0 and below 1")
         _require(0.0 <= self.encoder_weight <= 1.0, "head.encoder_weight", "between 0 and 1")
         _require(self.projection >= 0, "head.projection", "0 or more")
+        _require(self.classifier or not self.classifier_start, "head.classifier_start", "0 without head.classifier")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +241,7 @@ class TrainConfig:
     learning_rate: float = 0.0
     """Peak learning rate of the encoder; 0: chosen for the encoder."""
     head_learning_rate: float = 0.0
-    """Peak learning rate of the heads' projections; 0: twice the encoder's."""
+    """Peak learning rate of the heads' projections; 0: twice a transformer's, or a fifth of a static encoder's."""
     classifier_learning_rate: float = 0.0
     """Peak learning rate of the classifier's rows; 0: ten times a transformer's, or the static encoder's own."""
     weight_decay: float = 0.0

@@ -14,8 +14,10 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,7 +30,11 @@ _MAX_JSON_BYTES = 10_000_000
 _CURRENT_FOLDER, _NO_REPLACE, _EXCHANGE = -100, 1, 2
 """AT_FDCWD, RENAME_NOREPLACE and RENAME_EXCHANGE of Linux's renameat2."""
 _MAX_MANIFEST_BYTES = 2**24
-_UNLISTED_NAMES = ("labels.sqlite", "tuned.json")
+_HASHING_THREADS, _HASHED_BYTES = 2, 2**22
+"""Threads that compare files with a manifest, and what each reads at a time."""
+_OPEN_FILES = Path("/proc/self/fd")
+"""Where Linux has names for the files that a process has open."""
+_UNLISTED_NAMES = ("labels.sqlite", "tuned.json", "label_names.json")
 """Begin the names of files that are written beside a model after its manifest."""
 
 
@@ -159,7 +165,7 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(read_regular(path, limit=_MAX_MANIFEST_BYTES))
-        entries = {str(name): (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        entries = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     except FileNotFoundError:
         raise ModelError(f"{folder}: no {MANIFEST}: the folder is incomplete or not one of ours") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -174,14 +180,62 @@ def verify_manifest(folder: str | Path) -> None:
 
     Other files that are hidden, or end in .md, are not looked at.
     """
+    with verified(folder):
+        pass
+
+
+@contextmanager
+def verified(folder: str | Path) -> Iterator[Path]:
+    """Give a view of a folder while its files are compared with the manifest; an altered one precedes other errors.
+
+    The bytes that the block reads are those that are compared, whatever is put in their place meanwhile: each file is
+    opened once, and the view is a folder of our own with links to what is open. Where the system has no names for open
+    files the view is the folder itself. The files are hashed in threads, which need no lock of the interpreter.
+    """
     folder = Path(folder)
     entries = read_manifest(folder)
+    _check_names(folder, entries)
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(_open_sealed(folder, name, entries)) for name in entries}
+        view = stack.enter_context(_view(folder, files))
+        threads = stack.enter_context(ThreadPoolExecutor(_HASHING_THREADS))
+        largest_first = sorted(entries, key=lambda name: -entries[name][0])
+        checks = {name: threads.submit(_has_digest, files[name], entries[name][1]) for name in largest_first}
+        try:
+            yield view
+        except ModelError as error:
+            raise ModelError(str(error).replace(str(view), str(folder))) from error.__cause__
+        finally:
+            for name, check in checks.items():
+                if not check.result():
+                    raise _altered(folder / name)
+
+
+@contextmanager
+def _view(folder: Path, files: Mapping[str, BufferedReader]) -> Iterator[Path]:
+    """Give a temporary folder that shows open files under their names."""
+    if not _OPEN_FILES.is_dir():
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="dexter-") as temporary:
+        for name, handle in files.items():
+            link = Path(temporary, name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(_OPEN_FILES / str(handle.fileno()))
+        yield Path(temporary)
+
+
+def _has_digest(file: BufferedReader, expected: str) -> bool:
+    digest, position = hashlib.sha256(), 0
+    while block := os.pread(file.fileno(), _HASHED_BYTES, position):
+        digest.update(block)
+        position += len(block)
+    return digest.hexdigest() == expected
+
+
+def _check_names(folder: Path, entries: Mapping[str, tuple[int, str]]) -> None:
     for name in entries:
         _check_no_links(folder, name)
-        with _sealed(folder, name, entries) as handle:
-            digest = hashlib.file_digest(handle, "sha256").hexdigest()
-        if digest != entries[name][1]:
-            raise _altered(folder / name)
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
         is_beside = name in (MANIFEST, *entries) or name.startswith(_UNLISTED_NAMES) or name.endswith(".md")
@@ -192,7 +246,7 @@ def verify_manifest(folder: str | Path) -> None:
 def read_sealed(folder: Path, name: str) -> bytes:
     """Read a file that a folder's manifest lists; the bytes returned are the bytes that were checked."""
     entries = read_manifest(folder)
-    with _sealed(folder, name, entries) as handle:
+    with _open_sealed(folder, name, entries) as handle:
         content = handle.read()
     if hashlib.sha256(content).hexdigest() != entries[name][1]:
         raise _altered(folder / name)
@@ -217,22 +271,22 @@ def read_regular(path: Path, *, limit: int) -> bytes:
     return content
 
 
-@contextmanager
-def _sealed(folder: Path, name: str, entries: Mapping[str, tuple[int, str]]) -> Iterator[BufferedReader]:
+def _open_sealed(folder: Path, name: str, entries: Mapping[str, tuple[int, str]]) -> BufferedReader:
     """Open a file of a manifest, if it has the size that is listed."""
     path = folder / name
     if name not in entries:
         raise ModelError(f"{path}: not listed in the manifest: restore the folder from a copy")
     try:
-        with open_regular(path) as handle:
-            if os.fstat(handle.fileno()).st_size != entries[name][0]:
-                raise _altered(path)
-            yield handle
+        handle = open_regular(path)
     except FileNotFoundError:
         raise ModelError(f"{path}: listed in the manifest but missing: restore the folder from a copy") from None
     except OSError as error:
         reason = "a link" if error.errno == errno.ELOOP else error.strerror
         raise ModelError(f"{path}: cannot be read ({reason}): restore the folder from a copy") from None
+    if os.fstat(handle.fileno()).st_size != entries[name][0]:
+        handle.close()
+        raise _altered(path)
+    return handle
 
 
 def _check_no_links(folder: Path, name: str) -> None:
@@ -248,6 +302,14 @@ def _altered(path: Path) -> ModelError:
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and "\0" not in name
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder under a temporary name, so that no process ever sees a part of it."""
+    aside = temporary_beside(folder)
+    _remove(aside)
+    os.replace(folder, aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_leftovers(folder: str | Path) -> None:

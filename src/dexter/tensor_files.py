@@ -47,9 +47,15 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     for name, array in arrays.items():
         if not is_finite(array):
             raise ModelError(f"{path}: {name} holds values that are not finite: {_REMEDY}")
-    if hasattr(mmap, "MADV_DONTNEED"):  # the check has read everything: give it back until it is used
-        content.madvise(mmap.MADV_DONTNEED)
+    release(*arrays.values())  # the check has read everything
     return arrays
+
+
+def release(*arrays: NDArray[Any]) -> None:
+    """Give the memory of mapped files back until their arrays are used again; other arrays stay as they are."""
+    for content in {id(content): content for content in map(_mapped, arrays) if content is not None}.values():
+        if hasattr(mmap, "MADV_DONTNEED"):
+            content.madvise(mmap.MADV_DONTNEED)
 
 
 def write_tensors(path: Path, arrays: Mapping[str, NDArray[Any]], *, bfloat16: Collection[str] = ()) -> None:
@@ -110,6 +116,15 @@ def row_starts(ends: NDArray[Any], columns: NDArray[Any], num_columns: int) -> N
     if len(columns) and not 0 <= columns.min() <= columns.max() < num_columns:
         raise ValueError("an entry beyond the last column")
     return starts.astype(np.int64, copy=False)
+
+
+def _mapped(array: NDArray[Any]) -> mmap.mmap | None:
+    """Return the mapped file that an array is a view of, if it is one."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    content = base.obj if isinstance(base, memoryview) else base
+    return content if isinstance(content, mmap.mmap) else None
 
 
 def _view(content: mmap.mmap, start: int, entry: Mapping[str, Any]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
 import dexter
 from dexter.cli import main as cli
@@ -22,16 +23,6 @@ from tests.conftest import SMALL, all_verbs, make_world
 
 VERBS = list(all_verbs())
 SETTINGS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
-
-
-@pytest.fixture(autouse=True)
-def quiet_after():
-    """The command line sets up logging for its process; the tests share theirs."""
-    logger = logging.getLogger("dexter")
-    handlers, level = logger.handlers[:], logger.level
-    yield
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
 
 
 @pytest.fixture
@@ -116,8 +107,8 @@ def test_json_where_there_is_a_result(run, data, trained, tmp_path):
 
     assert parsed("data", "check", data)["counts"]["labels"] == 37
     result = parsed("train", data, "--out", tmp_path / "run", *SETTINGS)
-    assert result["run"] == str(tmp_path / "run") and result["best"] == read_run(tmp_path / "run").best
-    assert result["best"]["P@1"] > 100 * 2 / 37, "better than chance"
+    assert result["run"] == str(tmp_path / "run") and result["metrics"] == read_run(tmp_path / "run").best
+    assert result["metrics"]["P@1"] > 100 * 2 / 37, "better than chance"
     record = parsed("evaluate", tmp_path / "run", data, "--record", tmp_path / "record.json")
     assert record == json.loads((tmp_path / "record.json").read_text())
     assert set(parsed("compare", trained, tmp_path / "run", "--data", data)["runs"]) == {
@@ -131,7 +122,7 @@ def test_predictions_of_a_file_keep_ids_and_order(run, trained, tmp_path):
     texts.write_text('{"uid": "b", "text": "river"}\n{"uid": "a", "text": "stone"}\n')
     assert run("predict", trained, "--input", texts, "--output", out, "--format", "jsonl", "-k", 2)[:2] == (0, "")
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(line["uid"], len(line["labels"])) for line in lines] == [("b", 2), ("a", 2)]
+    assert [(line["id"], len(line["labels"])) for line in lines] == [("b", 2), ("a", 2)]
 
 
 def test_filters_of_predictions(run, trained, tmp_path):
@@ -643,3 +634,9 @@ def test_plan_without_data(run):
 )
 def test_plan_wants_data_or_counts(run, arguments):
     assert "--queries and --labels" in error_line(run("plan", *arguments), 2)
+
+
+def test_the_help_of_a_verb_is_that_of_the_whole_command_line(run):
+    for words in (["predict"], ["labels", "add"], ["import"]):
+        _, shown, _ = run(*words, "--help")
+        assert shown.split() == CliRunner().invoke(cli.app, [*words, "--help"], prog_name="dexter").output.split()

@@ -84,6 +84,7 @@ def test_works_without_a_test_split():
             ["train row 2 ('q2')"],
         ),
         ("label-without-text", {"label_texts": ["first", " "]}, ["label 'l1'"]),
+        ("label-text-is-uri", {"label_texts": ["first", "https://x/second"]}, ["label 'l1'"]),
         ("duplicate-label-text", {"label_texts": ["first", "first"]}, ["label 'l1' and label 'l0'"]),
         ("unused-label", {"train": make_split(["one"], [[0]], 2)}, ["label 'l1'"]),
         (

@@ -72,7 +72,7 @@ def test_random_damage_gives_our_errors_only(tmp_path: Path, name: str, compress
     assert failures > 10
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "parquet"])
 def test_a_hundred_thousand_fuzzed_lines_give_our_errors_only(tmp_path: Path, name: str) -> None:

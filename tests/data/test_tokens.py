@@ -59,6 +59,7 @@ def test_equal_to_the_plain_tokenizer(texts, special_tokens, monkeypatch):
 
 def test_equal_to_the_plain_tokenizer_where_chunks_are_remembered(monkeypatch):
     monkeypatch.setattr(tokens_module, "_REMEMBERED_CHUNKS", 500)
+    monkeypatch.setattr(tokens_module, "_KEPT_CHUNKS", 70)
     monkeypatch.setattr(tokens_module, "_BLOCK_TEXTS", 37)
     generator = np.random.default_rng(0)
     pieces = ["[UNK]", *"abcdefghij0123456789.,-", *(f"##{letter}" for letter in "abcdefghij"), "ab", "##cde", "fgh"]
@@ -71,6 +72,9 @@ def test_equal_to_the_plain_tokenizer_where_chunks_are_remembered(monkeypatch):
         found = tokenize(texts, tokenizer, max_length=max_length, max_characters=1000)
         rows = [row_ids(found, row) for row in range(len(texts))]
         assert rows == [tokenizer.encode(text).ids[:max_length] for text in texts]
+        few = LimitedTokenizer(tokenizer, max_length=max_length, max_characters=1000)
+        assert [few.tokenize([text]).ids.tolist() for text in texts] == rows
+        assert len(few._few) <= 70
     lowered = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     lowered.normalizer, lowered.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
     normal = [lowered.normalizer.normalize_str(text) for text in texts]

@@ -24,9 +24,7 @@ def report(tiny_dataset):
 
 def test_a_record_is_json_with_everything_a_repeat_needs(tiny_dataset, report, tmp_path, monkeypatch):
     monkeypatch.setattr(records.sys, "argv", ["dexter", "demo"])
-    record = make_record(
-        report, tiny_dataset, model={"head": "popularity", "seed": 3}, search={"k": 5}, wall_seconds=0.5
-    )
+    record = make_record(report, tiny_dataset, model={"head": "popularity", "seed": 3}, search={"k": 5}, seconds=0.5)
     write_record(tmp_path / "deep" / "record.json", record)
     read = json.loads((tmp_path / "deep" / "record.json").read_text(encoding="utf-8"))
     assert read == record

@@ -110,7 +110,7 @@ def test_the_record_tells_all(trained, world, tmp_path):
     assert record["model"]["sha256"] == Predictor.load(trained).fingerprint
     assert (record["model"]["seed"], record["model"]["head"]) == (0, "encoder")
     assert record["search"] == {"k": 10, "index": "exact", "recall": 1.0}
-    assert record["environment"]["packages"]["torch"] and record["command"] and record["wall_seconds"] > 0
+    assert record["environment"]["packages"]["torch"] and record["command"] and record["seconds"] > 0
     assert set(record["by_frequency"]) == {"frequent", "torso", "tail", "unseen"}
     assert list(record["by_decile"]) == list(record["decile_sizes"]) == [str(number) for number in range(1, 11)]
     assert record["intervals"]["P@1"]["low"] <= record["metrics"]["P@1"] <= record["intervals"]["P@1"]["high"]

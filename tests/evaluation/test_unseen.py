@@ -51,5 +51,5 @@ def test_what_cannot_be_held_out_says_why(trained, world, tmp_path):
     for share in (0.0, 1.0, -1.0):
         with pytest.raises(UsageError, match="between 0 and 1"):
             evaluate_unseen(trained, world, share=share)
-    with pytest.raises(ModelError, match="no finished run"):
+    with pytest.raises(ModelError, match="not a run folder"):
         evaluate_unseen(tmp_path, world)

@@ -9,6 +9,7 @@ import pytest
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
 from dexter.model.edits import LabelChange, VersionConflict
+from dexter.model.examples import make_example
 from tests.model.conftest import same_labels
 
 
@@ -34,9 +35,10 @@ def test_random_histories_are_the_same_live_reloaded_refreshed_and_compacted(run
             live.compact_labels()
         if step % 4 == 3:
             assert follower.refresh_labels() and not follower.refresh_labels()
-            same_labels(follower, live, world.test.texts)
+            same_labels(follower, live, [*world.test.texts, *(each.text for each in live.examples)])
     reloaded = Predictor.load(run)
-    same_labels(reloaded, live, world.test.texts)
+    assert live.examples
+    same_labels(reloaded, live, [*world.test.texts, *(each.text for each in live.examples)])
     assert reloaded.fingerprint == fingerprint, "the published model is as it was"
     assert [path.name for path in (run / "model").glob("*labels*")] == ["labels.sqlite"]
 
@@ -44,6 +46,7 @@ def test_random_histories_are_the_same_live_reloaded_refreshed_and_compacted(run
 def random_edit(generator, predictor, step):
     """Some labels go, some get another text, some come; now and then one comes back."""
     known = list(predictor.labels.ids)
+    texts = [f"text {number} of needle orchid" for number in generator.integers(9, size=generator.integers(0, 3))]
     chosen = [str(label_id) for label_id in generator.choice(known, size=4, replace=False)]
     gone, renamed = chosen[: generator.integers(0, 3)], chosen[2:]
     back = [(label_id, "back again") for label_id in gone if generator.random() < 0.3]
@@ -53,6 +56,8 @@ def random_edit(generator, predictor, step):
         add=[(f"n{step}-{number}", f"stone {number} amber") for number in range(generator.integers(0, 4))] + back,
         keep_vectors=bool(generator.random() < 0.3),
         reuse_ids=True,
+        add_examples=[make_example(text, [str(generator.choice(sorted(set(known) - set(gone))))]) for text in texts],
+        remove_examples=[each.id for each in predictor.examples if generator.random() < 0.2],
     )
 
 
@@ -120,7 +125,7 @@ def test_a_failure_in_the_middle_leaves_everything_as_it_was(run, world, monkeyp
         "encode": "dexter.encoders.static_arrays.StaticArrays.embed",
         "apply": "dexter.encoders.head_arrays.DualArrays.for_labels",
         "index": "dexter.model.model.Model.label_vectors",
-        "disk": "dexter.model.store.LabelWriter.write",
+        "disk": "dexter.model.label_writer.LabelWriter.write",
     }
     with monkeypatch.context() as patched:
         patched.setattr(broken[place], fail)

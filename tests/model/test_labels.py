@@ -9,7 +9,7 @@ from dexter import Predictor
 from dexter.errors import UsageError
 from dexter.model.labels import Labels
 from dexter.model.similar import normal_text
-from tests.cli.test_main import error_line, quiet_after, run  # noqa: F401 - fixtures
+from tests.cli.test_main import error_line, run  # noqa: F401 - fixtures
 
 NAMES = [("t1", "Linear algebra"), ("t2", "Algebra"), ("alg-3", "numbers"), ("t4", "ALGEBRAIC geometry"), ("t5", "x")]
 LABELS = Labels([name for name, _ in NAMES], [text for _, text in NAMES], np.arange(5))
@@ -100,8 +100,9 @@ def test_the_verbs(run, place, tmp_path):  # noqa: F811
     assert run("labels", "add", place, "--input", tmp_path / "more.csv")[0] == 0
     assert run("labels", "rename", place, "mine", "river of pebbles")[1].endswith("version 4\n")
     assert json.loads(run("labels", "remove", place, "a", "7", "--json")[1]) == {
+        "run": str(place),
         "version": 5,
-        "labels": 39,
+        "num_labels": 39,
         "duplicates": [],
     }
     assert run("labels", "compact", place)[1] == f"{place}: version 5, compacted\n"
@@ -152,7 +153,8 @@ def test_bad_lines_of_a_file_of_labels(run, place, tmp_path):  # noqa: F811
 
 
 def test_a_second_writer_is_one_line(run, place):  # noqa: F811
-    from dexter.model.store import LabelStore, fingerprint
+    from dexter.model.published import fingerprint
+    from dexter.model.store import LabelStore
 
     assert run("labels", "add", place, "w", "x")[0] == 0
     with LabelStore(place / "model", fingerprint=fingerprint(place / "model"), dimension=32, num_priors=1).writing():

@@ -9,13 +9,14 @@ import pytest
 
 from tests.model.test_store import start, store_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.slow(minutes=4), pytest.mark.timeout(1_200)]
 
 WRITER = """
 import random, sys, time
 import numpy as np
 from pathlib import Path
-from dexter.model.store import ChangedLabel, LabelsBusy
+from dexter.model.label_file import ChangedLabel
+from dexter.model.untrusted_sqlite import LabelsBusy
 from tests.model.test_store import store_of
 
 run, name, generator = Path(sys.argv[1]), sys.argv[2], random.Random(sys.argv[2])

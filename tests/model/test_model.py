@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from safetensors.torch import load_file, save_file
 import dexter
 from dexter.errors import ModelError
 from dexter.files import write_manifest
+from dexter.model import model as model_module
 from dexter.model.model import FORMAT_VERSION, Model
-from dexter.model.store import fingerprint
+from dexter.model.published import fingerprint
 from dexter.predict.predictor import Predictor
+from dexter.tensor_files import read_tensors, write_tensors
 from tests.conftest import SMALL
 
 FILES = [
@@ -166,3 +169,24 @@ def test_a_new_label_leaves_the_scores_of_the_others_alone(world, tmp_path):
         after = with_label(model, "new", "river falcon").label_vectors(head=head)
         np.testing.assert_array_equal(after[:-1], before)
         assert np.isfinite(after[-1]).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs names for open files")
+def test_tensors_that_are_exchanged_during_loading_are_not_used(trained, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    shutil.copytree(trained / "model", folder)
+    expected = Model.load(folder).representations_LD.copy()
+    real, exchanged = model_module.load_encoder, []
+
+    def exchanging(*arguments, **options):
+        """Put other tensors in place of every tensor file, once all files are opened."""
+        for path in folder.rglob("*.safetensors"):
+            arrays = {name: np.zeros_like(array) for name, array in read_tensors(path).items()}
+            write_tensors(path.with_suffix(".new"), arrays)
+            exchanged.append(path.with_suffix(".new").rename(path))
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(model_module, "load_encoder", exchanging)
+    loaded = Model.load(folder)
+    assert exchanged and loaded.representations_LD.any()
+    np.testing.assert_array_equal(loaded.representations_LD, expected)

@@ -15,9 +15,11 @@ import pytest
 
 from dexter import Predictor
 from dexter.errors import ModelError, ResourceError, UsageError
-from dexter.model import store
+from dexter.model import label_file, label_writer
 from dexter.model.edits import LabelChange
-from dexter.model.store import ChangedLabel, LabelStore, fingerprint
+from dexter.model.label_file import ChangedLabel
+from dexter.model.published import fingerprint
+from dexter.model.store import LabelStore
 
 DIMENSION = 32
 
@@ -25,7 +27,9 @@ WRITER = """
 import sys
 import numpy as np
 from pathlib import Path
-from dexter.model.store import ChangedLabel, LabelStore, fingerprint
+from dexter.model.label_file import ChangedLabel
+from dexter.model.published import fingerprint
+from dexter.model.store import LabelStore
 
 folder = Path(sys.argv[1])
 store = LabelStore(folder, fingerprint=fingerprint(folder), dimension=32, num_priors=1)
@@ -75,7 +79,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_state(run):
         os.kill(process.pid, signal.SIGKILL)
         said = process.stdout.read().split()
         process.wait()
-        version, _, changed, _ = store_of(run).read()
+        version, _, changed, *_ = store_of(run).read()
         committed = int(said[-1]) if said else 0
         assert committed <= version
         assert version <= max(committed, 1) + 1 or not said, "at most one commit was not announced"
@@ -105,7 +109,7 @@ def test_a_disk_that_fails_at_any_size_leaves_the_old_state(run, first, kilobyte
     process = start(code, run, kilobytes, before + 1)
     assert process.stdout.read().startswith(f"refused {run / 'model' / 'labels.sqlite'}: ")
     assert process.wait() == 0
-    version, _, changed, _ = store_of(run).read()
+    version, _, changed, *_ = store_of(run).read()
     assert (version, len(changed)) == (before, 2 * before)
     add(store_of(run), before + 1)
     assert store_of(run).version() == before + 1
@@ -144,7 +148,7 @@ def test_readers_go_on_while_somebody_writes(run):
     with stored.writing() as writer:
         writer.write(2, [ChangedLabel("1-0", None)])
         started = time.monotonic()
-        version, _, changed, _ = store_of(run).read()
+        version, _, changed, *_ = store_of(run).read()
         assert (version, len(changed)) == (1, 2) and time.monotonic() - started < 0.4
     assert stored.version() == 2
 
@@ -154,7 +158,7 @@ def test_a_killed_writer_holds_no_lock_and_leaves_nothing(run, is_first):
     if not is_first:
         add(store_of(run), 1)
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom dexter.model.store import ChangedLabel\n"
+        "import sys, time\nfrom pathlib import Path\nfrom dexter.model.label_file import ChangedLabel\n"
         "from tests.model.test_store import store_of\nwith store_of(Path(sys.argv[1])).writing() as writer:\n"
         "    writer.write(2, [ChangedLabel('1-0', None)])\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
@@ -219,7 +223,7 @@ def test_rows_that_vanished_or_were_swapped_are_noticed(run):
 
 
 def plain(found):
-    version, _, changed, _ = found
+    version, _, changed, *_ = found
     return version, [
         (
             *label[:2],
@@ -285,11 +289,11 @@ def seal(run, *statements):
     connection = sqlite3.connect(run / "model" / "labels.sqlite")
     for statement in statements:
         connection.execute(statement)
-    rows = connection.execute(f"{store._LABELS}").fetchall()
+    rows = connection.execute(f"{label_file.LABELS}").fetchall()
     for *values, _ in rows:
-        connection.execute("UPDATE labels SET sha256 = ? WHERE position = ?", [store._checksum(*values), values[0]])
-    for *values, _ in connection.execute(store._STATE).fetchall() if "VIEW state" not in statements[-1] else []:
-        connection.execute("UPDATE state SET sha256 = ?", [store._checksum(*values)])
+        connection.execute("UPDATE labels SET sha256 = ? WHERE position = ?", [label_file.checksum(*values), values[0]])
+    for *values, _ in connection.execute(label_file._STATE).fetchall() if "VIEW state" not in statements[-1] else []:
+        connection.execute("UPDATE state SET sha256 = ?", [label_file.checksum(*values)])
     connection.commit()
     connection.close()
 
@@ -471,10 +475,10 @@ def test_unused_space_is_given_back_by_itself(run):
     with store_of(run).writing() as writer:
         writer.write(2, [ChangedLabel(f"1-{number}", None) for number in range(200)])
     large = path.stat().st_size
-    for version in range(3, 3 + store.UNDOABLE_EDITS):
+    for version in range(3, 3 + label_writer.UNDOABLE_EDITS):
         add(store_of(run), version, count=1)
     assert large > 2_000_000 > 500_000 > path.stat().st_size
-    assert len(store_of(run).history()) == 2 + store.UNDOABLE_EDITS
+    assert len(store_of(run).history()) == 2 + label_writer.UNDOABLE_EDITS
 
 
 def test_a_file_of_the_first_format_gets_a_history_with_the_next_change(run):

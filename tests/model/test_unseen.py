@@ -59,7 +59,7 @@ def test_counts_must_be_those_of_the_labels():
 def test_examples_turn_a_label_as_a_slow_formula_says(tmp_path):
     queries = unit(50, 5) * np.linspace(1, 3, 5, dtype=np.float32)
     texts, examples = 3 * unit(3, 5, seed=1), [queries[:2], queries[:0], queries[4:9]]
-    generator = LabelGenerator.of_queries(queries, priors=(-1.5, 2.0))
+    generator = LabelGenerator.of_queries(queries, priors=(-1.5, 2.0), word_weight=4.0)
     made = generator.add_examples(texts, examples)
     np.testing.assert_array_equal(made[1], texts[1])
     covariance = np.cov(queries.T, bias=True)

@@ -1,5 +1,6 @@
 """Probabilities: monotone, honest on fresh data, by band; thresholds that keep their word."""
 
+import json
 from dataclasses import asdict
 
 import numpy as np
@@ -145,3 +146,21 @@ def test_few_labels_and_no_texts(trained, world):
     assert len(predictor.predict(["river"], k=9)[0]) == 3
     assert predictor.predict([], threshold=0.5) == []
     assert 0 < predictor.find_threshold(precision=0.1) <= predictor.find_threshold(precision=0.5)
+
+
+def test_probabilities_fall_with_rank_where_that_costs_nothing():
+    """Here one map serves all bands, so that what rises is chance; in `draw` rare labels are truly likelier."""
+    rng = np.random.default_rng(0)
+    scores = -np.sort(-rng.normal(size=(400, 30)), axis=1)
+    found = TopK(np.tile(np.arange(30), (400, 1)), scores.astype(np.float32))
+    chance = 1 / (1 + np.exp(-2 * lead(found.scores)))
+    relevance = csr_matrix(rng.random(chance.shape) < chance)
+    counts = np.where(np.arange(30) % 2 == 0, 5, 500)
+    calibration = calibrate(found, relevance, counts)
+    assert calibration.falls and set(calibration.maps) >= {"tail", "frequent"}
+    assert (np.diff(calibration.probabilities(found, counts), axis=1) <= 0).all()
+    assert Calibration.from_json(json.loads(json.dumps(asdict(calibration)))) == calibration
+    found, relevance, counts, *_ = draw(0)
+    calibration = calibrate(found, relevance, counts)
+    assert not calibration.falls
+    assert (np.diff(calibration.probabilities(found, counts), axis=1) > 0).any()

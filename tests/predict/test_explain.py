@@ -14,7 +14,7 @@ from dexter.model.lexical import LexicalIndex
 from dexter.predict.explain import explain_scores
 from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES
 from dexter.types import band_of
-from tests.cli.test_main import error_line, quiet_after, run  # noqa: F401 - fixtures
+from tests.cli.test_main import error_line, run  # noqa: F401 - fixtures
 from tests.conftest import FILLER, SMALL
 
 

@@ -24,7 +24,7 @@ from dexter.processes import Launch
 class Echo:
     """Predicts a text's own words, so that what comes out shows what went in."""
 
-    def predict_stream(self, texts, k, *, threshold=None, ids=(), exclude=(), only=None, bands=()):
+    def predict_stream(self, texts, k, *, threshold=None, ids=(), exclude=(), only=None, bands=(), language=None):
         for text in texts:
             yield [Prediction(f"id-{word}", word, 1.0 / place) for place, word in enumerate(text.split()[:k], start=1)]
 
@@ -76,7 +76,7 @@ def test_bad_lines_are_named(tmp_path, content, name, line, says):
 
 def test_a_label_whose_id_is_its_text_is_printed_once():
     class Same:
-        def predict_stream(self, texts, k, *, threshold=None, ids=(), exclude=(), only=None, bands=()):
+        def predict_stream(self, texts, k, *, threshold=None, ids=(), exclude=(), only=None, bands=(), language=None):
             return ([Prediction("river", "river", 0.5), Prediction("L2", "river stone", 0.25)] for _ in texts)
 
     [block] = predict_texts(Same(), [Query("1", "old river")])
@@ -114,8 +114,8 @@ def test_text_is_readable_and_cannot_move_the_cursor():
 
 def test_jsonl_and_tsv_keep_ids_and_order():
     objects = [json.loads(line) for line in predict_texts(Echo(), QUERIES, k=1, form="jsonl")]
-    assert objects[0] == {"uid": "q1", "labels": [{"id": "id-red", "text": "red", "score": 1.0}]}
-    assert [entry["uid"] for entry in objects] == ["q1", "q2"]
+    assert objects[0] == {"id": "q1", "labels": [{"id": "id-red", "text": "red", "score": 1.0, "rank": 1}]}
+    assert [entry["id"] for entry in objects] == ["q1", "q2"]
     assert next(predict_texts(Echo(), QUERIES, k=2, form="tsv")) == "q1\tid-red\t1.000000\tid-car\t0.500000"
 
 
@@ -157,8 +157,10 @@ def test_the_name_of_the_output_decides_the_form():
 
     from dexter.predict.files import form_of
 
-    forms = [form_of(path) for path in (None, Path("p.jsonl"), Path("p.tsv"), Path("p.txt"), Path("p"))]
-    assert forms == ["text", "jsonl", "tsv", "text", "text"]
+    forms = [form_of(path) for path in (None, Path("p.jsonl"), Path("p.tsv"), Path("p.CSV"), Path("p.txt"), Path("p"))]
+    assert forms == ["text", "jsonl", "tsv", "csv", "text", "text"]
+    with pytest.raises(UsageError, match=r"expected an ending of \.txt, \.jsonl, \.tsv or \.csv"):
+        form_of(Path("p.xlsx"))
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +178,7 @@ def parts(tmp_path):
 
 def uids(folder):
     paths = sorted(folder.glob("part-*.jsonl"))
-    return [json.loads(line)["uid"] for path in paths for line in path.read_text().splitlines()]
+    return [json.loads(line)["id"] for path in paths for line in path.read_text().splitlines()]
 
 
 def test_every_file_once_whatever_the_number_of_processes(predictor, parts, tmp_path):
@@ -224,17 +226,36 @@ def test_a_file_with_magic_in_its_name_is_a_file(tmp_path):
     assert is_pattern(str(tmp_path / "part[2].jsonl"))
 
 
-def test_tables_have_ids_and_other_csv_files_have_a_text_per_line(tmp_path):
+def test_tables_are_read_as_training_reads_them(tmp_path):
     table = tmp_path / "queries.csv"
-    table.write_text('uid,title,body\na1,"One, two",three\n,"Fo\nur",\n', encoding="utf-8")
+    table.write_text('uid,title,body,labels\na1,"One, two",three,x|y\n,"Fo\nur",,\n', encoding="utf-8")
     assert list(read_texts(table)) == [Query("a1", "One, two three", has_id=True), Query("3", "Fo\nur")]
+    assert [query.text for query in read_texts(table, text_column="body")] == ["three", ""]
     (tmp_path / "queries.tsv").write_text("id\ttext\n7\tseven\n", encoding="utf-8")
     assert list(read_texts(tmp_path / "queries.tsv")) == [Query("7", "seven", has_id=True)]
-    table.write_text('he said "no, never\nthe end\n', encoding="utf-8")
-    assert [query.text for query in read_texts(table)] == ['he said "no, never', "the end"]
+    table.write_text("text\nno ids here\n", encoding="utf-8")
+    assert list(read_texts(table)) == [Query("2", "no ids here")]
+    table.write_text("id;text\n1;semicolons, commas\n", encoding="utf-8")
+    assert list(read_texts(table)) == [Query("1", "semicolons, commas", has_id=True)]
+    table.write_text("the first text\nthe end\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"no text column among 'the first text': name it with --text-column"):
+        list(read_texts(table))
     table.write_text("uid,text\n1,2,3\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"queries\.csv:2: got 3 cells"):
         list(read_texts(table))
+    with pytest.raises(UsageError, match="--text-column applies to tables"):
+        list(read_texts(tmp_path / "queries.txt", text_column="text"))
+
+
+def test_csv_has_a_header_and_a_row_per_label(caplog):
+    lines = list(predict_texts(Echo(), QUERIES[:1], k=2, form="csv"))
+    assert lines[0] == "id,rank,label_id,label_text,score,probability"
+    assert lines[1].splitlines() == ["q1,1,id-red,red,1.0,", "q1,2,id-car,car,0.5,"]
+
+
+def test_an_empty_input_is_said(caplog):
+    assert list(predict_texts(Echo(), [], k=2, form="jsonl")) == []
+    assert "the input has no texts" in caplog.text
 
 
 def test_own_labels_are_left_out_where_the_input_has_an_id(trained, world):

@@ -49,13 +49,13 @@ def slow_votes(training_queries, nearest, temperature):
 @pytest.mark.parametrize("neighbours", [1, 7, 29])
 def test_votes_equal_a_slow_loop(training_queries, neighbours):
     nearest = training_queries.nearest(randn(5, 8), neighbours)
-    found = count_votes(training_queries, nearest, 0.1).toarray()
+    found = count_votes(training_queries, nearest.ids, vote_weights(nearest.scores, 0.1)).toarray()
     np.testing.assert_allclose(found, slow_votes(training_queries, nearest, 0.1), atol=1e-5)
 
 
 def test_a_text_that_is_near_to_nobody_gets_no_votes(training_queries):
     nearest = training_queries.nearest(np.zeros((2, 8), dtype=np.float32), 5)
-    assert count_votes(training_queries, nearest, 0.1).sum() == 0
+    assert count_votes(training_queries, nearest.ids, vote_weights(nearest.scores, 0.1)).sum() == 0
 
 
 @pytest.mark.parametrize("k", [1, 4, 17])
@@ -63,7 +63,8 @@ def test_a_text_that_is_near_to_nobody_gets_no_votes(training_queries):
 @pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])
 def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding, scale):
     queries, labels = randn(11, 6), randn(17, 6)
-    votes = count_votes(training_queries, training_queries.nearest(randn(11, 8), 6), 0.2)
+    nearest = training_queries.nearest(randn(11, 8), 6)
+    votes = count_votes(training_queries, nearest.ids, vote_weights(nearest.scores, 0.2))
     exclude = random(11, 17, density=0.3, format="csr", random_state=1) if excluding else None
     found = search(queries, labels, k, exclude=exclude)
     blended = add_votes(found, scale * votes, queries, labels, exclude=exclude)
@@ -82,7 +83,7 @@ def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding,
 def test_one_text_gets_what_it_gets_among_others(training_queries, k, excluding, exact):
     queries, labels = randn(11, 6), randn(17, 6)
     nearest = training_queries.nearest(randn(11, 8), 6)
-    votes = 3 * count_votes(training_queries, nearest, 0.2)
+    votes = 3 * count_votes(training_queries, nearest.ids, vote_weights(nearest.scores, 0.2))
     exclude = random(11, 17, density=0.3, format="csr", random_state=1) if excluding else None
     found = search(queries, labels, k, exclude=exclude)
     together = add_votes(found, votes, queries, labels, exclude=exclude, exact=exact)
@@ -184,7 +185,7 @@ def test_a_predictor_with_neighbours_adds_their_votes(trained, world):
     model = voting.model
     settings = voting.choice.votes
     nearest = model.training_queries.nearest(model.encode_queries(texts), settings.neighbours)
-    votes = count_votes(model.training_queries, nearest, settings.temperature)
+    votes = count_votes(model.training_queries, nearest.ids, vote_weights(nearest.scores, settings.temperature))
     before = plain.top(texts, len(world.label_ids))
     scores = np.empty(before.ids.shape)
     np.put_along_axis(scores, before.ids, before.scores, axis=1)
@@ -210,7 +211,8 @@ def test_votes_by_words_are_added_to_the_others(by_words, world):
     scores = np.empty(without.ids.shape)
     np.put_along_axis(scores, without.ids, without.scores, axis=1)
     settings = DEFAULT_LEXICAL_VOTES
-    votes = count_votes(kept, kept.lexical.nearest(texts, settings.neighbours), settings.temperature)
+    nearest = kept.lexical.nearest(texts, settings.neighbours)
+    votes = count_votes(kept, nearest.ids, vote_weights(nearest.scores, settings.temperature))
     assert votes[-2:].nnz == 0 or not votes[-2:].data.any()
     scores += settings.weight * by_words.model.head.temperature * votes.toarray()
     found = by_words.top(texts, 5)

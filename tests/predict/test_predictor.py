@@ -207,7 +207,7 @@ def test_saved_then_loaded_predicts_the_same(predictor, world, tmp_path):
 def test_what_is_not_a_run_says_what_to_do(trained, tmp_path):
     with pytest.raises(ModelError, match="no such run folder: train one with"):
         Predictor.load(tmp_path / "missing")
-    with pytest.raises(ModelError, match=r"MANIFEST\.json"):
+    with pytest.raises(ModelError, match="not a run folder: give one that"):
         Predictor.load(tmp_path)
     shutil.copy(trained / "config.toml", tmp_path)
     with pytest.raises(ModelError, match="the run has no model yet"):

@@ -14,7 +14,7 @@ from dexter.errors import ModelError, UsageError
 from dexter.files import MANIFEST, write_manifest
 from dexter.index import ExactIndex, approximate
 from dexter.index.folder import open_index
-from dexter.model.store import encoder_fingerprint
+from dexter.model.published import encoder_fingerprint
 from dexter.predict.predictor import Predictor
 from dexter.predict.run_index import build_run_index, index_folder
 from tests.conftest import SMALL, make_world
@@ -307,7 +307,7 @@ def test_a_killed_writer_leaves_the_old_index(run, monkeypatch):
     assert index_folder(run / "model") == run / "index"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 @pytest.mark.parametrize("backend", ["pq", "hnsw"])
 def test_a_thousand_mutated_index_files_are_all_noticed(run, backend):
     """Flipped, cut and longer files: noticed by their hash before faiss sees them."""

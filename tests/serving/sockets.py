@@ -7,8 +7,10 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
+import pytest
 
 POST = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -36,10 +38,34 @@ def read_all(connection):
             return received
 
 
+SERVE = """
+import json, sys
+from pathlib import Path
+from dexter.cli.main import common
+from dexter.serving.server import serve
+from dexter.serving.settings import ServeSettings
+
+common(debug=False, quiet=False, version=False)
+serve({"run": Path(sys.argv[1])}, ServeSettings(port=0, keep_edits=False, **json.loads(sys.argv[2])))
+"""
+
+
 def start_process(*arguments, **environment):
-    """A `dexter serve` of its own, and the address that it names."""
+    """A `dexter serve` of its own, and the port that it names."""
+    return _start("-m", "dexter", "serve", *map(str, arguments), "--port", "0", **environment)
+
+
+def start_service(run, *, before="", **settings):
+    """A process that serves a run with settings that the command line does not have, and its port.
+
+    `before` is code that runs first.
+    """
+    return _start("-c", before + SERVE, str(run), json.dumps(settings))
+
+
+def _start(*arguments, **environment):
     process = subprocess.Popen(
-        [sys.executable, "-m", "dexter", "serve", *map(str, arguments), "--port", "0"],
+        [sys.executable, *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
@@ -48,6 +74,23 @@ def start_process(*arguments, **environment):
     address = re.search(r"https?://127\.0\.0\.1:(\d+)", said)
     assert address, said + process.stderr.read()
     return process, int(address[1])
+
+
+def num_open_files(process):
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+
+
+def resident_bytes(process):
+    status = Path(f"/proc/{process.pid}/status")
+    if not status.exists():
+        pytest.skip("needs /proc to measure memory")
+    return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1_024
+
+
+def cpu_seconds(process):
+    """Processor time of a process so far, of all its threads."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_ready(port):

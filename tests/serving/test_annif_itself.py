@@ -11,7 +11,7 @@ import pytest
 from dexter import Predictor
 from tests.serving.test_server import start_process, wait_ready
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.slow(minutes=10), pytest.mark.timeout(1_800)]
 CONSTRAINTS = Path(__file__).parents[2] / "constraints" / "cpu.txt"
 PROJECT = """[dexter]
 name=dexter over HTTP

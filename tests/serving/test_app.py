@@ -24,7 +24,7 @@ def test_info_says_what_is_served(client, world):
     info = client.get("/info").json()
     [run] = info["runs"]
     assert info["default"] == run["name"] == "default"
-    assert (run["labels"], run["version"], run["head"]) == (world.num_labels, 0, "encoder")
+    assert (run["num_labels"], run["version"], run["head"]) == (world.num_labels, 0, "encoder")
     assert info["limits"]["max_inputs"] == 32
 
 

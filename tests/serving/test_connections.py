@@ -9,14 +9,13 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import httpx
 import pytest
 
 from dexter import Predictor
 from dexter.serving.keys import make_key
-from tests.serving.sockets import POST, connect, read_all, request_bytes, start_process, wait_ready
+from tests.serving.sockets import POST, connect, read_all, request_bytes, resident_bytes, start_process, wait_ready
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 KEY = "a-key-of-more-than-sixteen-characters"
@@ -30,13 +29,6 @@ def process(trained):
     yield service, port
     service.kill()
     service.wait()
-
-
-def resident_bytes(process):
-    status = Path(f"/proc/{process.pid}/status")
-    if not status.exists():
-        pytest.skip("needs /proc to measure memory")
-    return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1_024
 
 
 def problem_of(answer):

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -9,7 +10,7 @@ import dexter
 from dexter import Predictor
 from dexter.errors import ModelError
 from dexter.serving.app import create_app
-from tests.conftest import SMALL
+from tests.conftest import SMALL, small_disk
 
 
 def eventually(condition):
@@ -164,6 +165,26 @@ def test_a_full_disk_is_no_bug_and_shows_in_readiness(connect, run, monkeypatch)
     assert "could not be written" in client.get("/readyz").json()["problems"][0]
     assert client.post("/v1/labels", json=label).status_code == 200
     assert client.get("/readyz").json()["status"] == "ready"
+
+
+def test_a_disk_that_is_really_full_keeps_the_labels_and_answers_go_on(connect, run, tmp_path):
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        shutil.copytree(run, disk / "run")
+        client = connect({"run": disk / "run"})
+        assert client.post("/v1/labels", json={"labels": [{"id": "a", "text": "river"}]}).status_code == 200
+        with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4_096))
+        many = {"labels": [{"id": f"b{number}", "text": "stone " * 100} for number in range(50)]}
+        answer = client.post("/v1/labels", json=many)
+        assert answer.status_code == 503 and answer.headers["Retry-After"]
+        assert "could not be written" in client.get("/readyz").json()["problems"][0]
+        assert client.post("/v1/predict", json={"inputs": "river"}).status_code == 200
+        assert client.get("/v1/labels").json()["version"] == 1
+        (disk / "filler").unlink()
+        assert client.post("/v1/labels", json=many).json()["version"] == 2
+        assert client.get("/readyz").json()["status"] == "ready"
+        assert {"a", "b49"} <= set(Predictor.load(disk / "run").labels.ids)
 
 
 def test_a_pipe_among_the_results_blocks_nothing(connect, run):

@@ -221,5 +221,5 @@ def test_switched_off_explanations_and_texts(connect, world):
     assert client.get("/", params={"text": "river", "why": "L0"}).status_code == 200
     client = connect(training_texts=False)
     answer = client.post("/v1/predict", json={"inputs": world.train.texts[0], "explain": True}).json()
-    assert all(label["why"]["neighbours"] == [] for label in answer["results"][0]["labels"])
+    assert all(label["explanation"]["neighbours"] == [] for label in answer["results"][0]["labels"])
     assert not any(text in client.get("/").text for text in world.train.texts)

@@ -91,9 +91,9 @@ def test_a_refused_edit_changes_nothing(client, world, labels, status):
 
 def test_a_refusal_names_the_label_by_position_and_never_by_id(client):
     taken = client.post("/v1/labels", json={"labels": [{"id": "fresh", "text": "a"}, {"id": "L0", "text": "b"}]}).json()
-    assert taken["code"] == "taken" and "label 1" in taken["detail"] and "L0" not in taken["detail"]
+    assert taken["code"] == "taken" and "position 2" in taken["detail"] and "L0" not in taken["detail"]
     twice = client.delete("/v1/labels", params={"id": ["L0", "L1", "L0"]})
-    assert twice.status_code == 404 and "id 2 of the request is given twice" in twice.json()["detail"]
+    assert twice.status_code == 404 and "the id at position 3 of the request is given twice" in twice.json()["detail"]
     assert client.delete("/v1/labels", params={"id": "L5"}).status_code == 200
     retired = client.post("/v1/labels", json={"labels": [{"id": "L5", "text": "a"}]}).json()
     assert (retired["status"], retired["code"]) == (409, "refused") and "reuse_ids" in retired["detail"]
@@ -124,6 +124,8 @@ def test_edits_are_listed_with_their_authors_and_undone(connect, trained, tmp_pa
     client.post("/v1/labels", json={"labels": [{"id": "new", "text": "x"}]}, headers=ann)
     client.post("/v1/labels", json={"labels": [{"id": "other", "text": "y"}]}, headers=ann)
     assert client.post("/v1/labels/undo", json={}, headers=bob).status_code == 403
+    for odd in (True, "1", 1.0, 0, 2**70):
+        assert client.post("/v1/labels/undo", json={"edit": odd}, headers=ann).status_code == 422
     assert client.post("/v1/labels/undo", json={"edit": 1}, headers=ann).json()["version"] == 3
     assert client.post("/v1/labels/undo", json={"edit": 1}, headers=ann).status_code == 409
     assert client.get("/v1/labels", params={"q": "new"}, headers=bob).json()["total"] == 0

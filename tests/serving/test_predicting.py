@@ -51,7 +51,7 @@ def test_filters_are_those_of_the_predictor(client, trained, world):
 def test_unknown_labels_in_a_filter_are_refused_by_position(client, name):
     answer = predict(client, "river", **{name: ["L1", "nobody"]})
     assert answer.status_code == 422 and "nobody" not in answer.text
-    assert answer.json()["detail"] == f"this run has no label with the id at position 1 of {name}"
+    assert answer.json()["detail"] == f"the run has no label with the id at position 2 of {name}"
     assert predict(client, "river", bands=["head"]).status_code == 422
 
 
@@ -155,10 +155,10 @@ def test_each_label_can_be_explained(client, trained, world, choice):
     predictor = Predictor.load(trained, **choice)
     for label in found[0]["labels"]:
         expected = predictor.explain(text, label["id"])
-        assert sum(label["why"]["parts"].values()) == pytest.approx(label["score"], abs=1e-4)
-        assert label["why"]["band"] == expected.band and label["why"]["count"] == expected.count
-        assert [word["text"] for word in label["why"]["words"]] == text.split()
-        assert [near["id"] for near in label["why"]["neighbours"]] == [near.id for near in expected.neighbours]
-    assert predict(client, text).json()["results"][0]["labels"][0]["why"] is None
+        assert sum(label["explanation"]["parts"].values()) == pytest.approx(label["score"], abs=1e-4)
+        assert label["explanation"]["band"] == expected.band and label["explanation"]["count"] == expected.count
+        assert [word["text"] for word in label["explanation"]["words"]] == text.split()
+        assert [near["id"] for near in label["explanation"]["neighbours"]] == [near.id for near in expected.neighbours]
+    assert predict(client, text).json()["results"][0]["labels"][0]["explanation"] is None
     assert predict(client, [text] * 5, explain=True).status_code == 422
     assert predict(client, text, k=21, explain=True).status_code == 422

@@ -1,6 +1,8 @@
 """The service over real sockets: clients that disconnect or are slow, ports in use, signals to a process."""
 
 import json
+import logging
+import os
 import re
 import shutil
 import signal
@@ -17,7 +19,8 @@ import pytest
 from dexter import Predictor
 from dexter.cli import main as cli
 from dexter.errors import ResourceError
-from tests.serving.sockets import POST, connect, read_all, request_bytes, start_process, wait_ready
+from dexter.serving import logs
+from tests.serving.sockets import POST, connect, read_all, request_bytes, start_process, start_service, wait_ready
 
 
 def test_half_of_the_clients_leave_and_the_others_are_answered(listening, trained):
@@ -169,6 +172,34 @@ def test_sigterm_ends_the_process_whatever_hangs(trained, where):
         assert "something still hangs" in process.stderr.read()
     finally:
         process.kill()
+
+
+def test_a_log_that_nobody_reads_stops_neither_the_service_nor_its_end(trained):
+    process, port = start_service(trained, log_requests=True)
+    try:
+        wait_ready(port)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            for _ in range(1_500):  # more than a pipe holds
+                assert client.get("/v1/labels", params={"limit": 1}).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(40) == 0
+    finally:
+        process.kill()
+
+
+def test_lines_that_were_lost_are_told():
+    reader, writer = os.pipe()
+    with open(writer, "w") as stream:
+        handler = logging.StreamHandler(stream)
+        handler.addFilter(logs._UnreadFilter(stream))
+        for number in range(3_000):
+            handler.handle(logging.LogRecord("dexter", logging.INFO, "", 0, "%s", ("line " * 10 + str(number),), None))
+        first = os.read(reader, 2**20)
+        handler.handle(logging.LogRecord("dexter", logging.INFO, "", 0, "%s", ("after",), None))
+        then = os.read(reader, 2**20).decode()
+    os.close(reader)
+    num_lost = 3_000 - first.count(b"\n")
+    assert num_lost > 0 and then == f"[{num_lost:,} lines before this one were not read and are lost] after\n"
 
 
 def test_head_is_get_without_the_body(listening):

@@ -1,5 +1,7 @@
 import json
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,6 +99,23 @@ def test_a_crash_at_any_write_leaves_the_previous_or_the_new_one(tmp_path, monke
         if survived:
             break
     assert survived and fail_at > 5
+
+
+def test_a_kill_while_an_old_one_is_dropped_leaves_no_part_of_it(tmp_path, monkeypatch):
+    def killed(path, **_):
+        if (Path(path) / "MANIFEST.json").exists():
+            (Path(path) / "MANIFEST.json").unlink()
+            raise KeyboardInterrupt
+
+    for step in (1, 2):
+        save_checkpoint(tmp_path, state(step))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path, state(3))
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-000000002", "step-000000003"]
+    assert load_checkpoint(tmp_path).step == 3
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_other_json_is_refused(tmp_path):

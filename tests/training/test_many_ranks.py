@@ -26,6 +26,7 @@ from tests.conftest import SMALL, make_world
 from tests.training.ranks import run_ranks
 
 NUM_STEPS = 30
+LOGARITHMS = ("encoder.token_weights", "encoder.position_weights")
 
 
 def settings(recipe, **changes):
@@ -80,11 +81,12 @@ def _steps(world, dataset, recipe, changes, folder):
 
 
 def largest_difference(got, wanted):
-    """Of losses and weights, relative to the largest entry of each tensor."""
+    """Of losses and weights, relative to the largest entry of each tensor; logarithms (which may all be near 0, and of
+    which Adam moves even one whose gradient is rounding noise) relative to 1."""
     losses = np.abs(np.array(got[0]) - np.array(wanted[0])).max() / np.abs(wanted[0]).max()
     assert got[1].keys() == wanted[1].keys()
     differences = [
-        np.abs(got[1][name] - value).max() / max(np.abs(value).max(), 1e-12)
+        np.abs(got[1][name] - value).max() / max(np.abs(value).max(), 1.0 if name in LOGARITHMS else 1e-12)
         for name, value in wanted[1].items()
         if value.size
     ]
@@ -129,7 +131,7 @@ def test_two_ranks_on_the_device(device, tmp_path):
     assert_equal_to_one_process(2, make_world(num_train=120), cases, tmp_path, start=start)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("recipe", method_names())
 def test_every_recipe(tmp_path, recipe, num_ranks):
@@ -137,7 +139,7 @@ def test_every_recipe(tmp_path, recipe, num_ranks):
     assert_equal_to_one_process(num_ranks, make_world(), [(recipe, changes)], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_sums_are_over_the_queries_of_all_ranks(tmp_path):
     """Sums are so much larger than means that rounding noise is not small beside Adam's epsilon: two steps only."""
     cases = [("bce", {"loss.average": "sum"}), ("unidec", {}), ("bce", {"loss.average": "query"})]
@@ -147,7 +149,7 @@ def test_sums_are_over_the_queries_of_all_ranks(tmp_path):
         np.testing.assert_allclose(losses[:2], expected[:2], rtol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_every_setting_that_ranks_must_agree_on(tmp_path):
     assert_equal_to_one_process(3, make_world(), VARIANTS, tmp_path)
 

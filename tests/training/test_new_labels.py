@@ -15,7 +15,7 @@ from dexter.errors import UsageError
 from dexter.evaluation.unseen import without_labels
 from dexter.model.model import Model
 from dexter.serving.app import create_app
-from dexter.training.new_labels import largest_offset
+from dexter.training.new_labels import choose_scores, largest_offset
 from tests.conftest import SMALL, make_world
 
 NEW = 20
@@ -56,7 +56,7 @@ def test_the_largest_offset_equals_a_slow_loop():
     relevant = generator.random((60, 17)) < 1 / (1 + np.exp(-2 * margins - 2))
     offsets = []
     for right in (0.05, 0.2, 0.3):
-        allowed = [0.0]
+        allowed = []
         for offset in -margins.ravel():
             hits = relevant[margins >= -offset]
             if hits.sum() >= 20 and hits.sum() * (1 - right) >= 2 * right * (~hits).sum():
@@ -64,7 +64,7 @@ def test_the_largest_offset_equals_a_slow_loop():
         assert largest_offset(margins, relevant, right) == max(allowed)
         offsets.append(max(allowed))
     assert offsets[0] > offsets[1] > 0, "the more often others are right, the less is added"
-    assert largest_offset(margins, np.zeros_like(relevant), 0.2) == 0
+    assert largest_offset(margins, np.zeros_like(relevant), 0.2) is None
 
 
 def test_a_learned_prior_finds_no_fewer_new_labels_and_keeps_the_others(run, data):
@@ -126,3 +126,40 @@ def test_examples_are_refused_where_they_cannot_be_used(run, trained, data, tmp_
     with pytest.raises(UsageError, match="has not learned"):
         plain.add_labels([("x", "some text")], examples={"x": ["a text"]})
     assert "x" not in predictor.labels.ids
+
+
+def test_words_of_a_new_label_speak_for_it_in_one_text_and_in_many(run, data):
+    """The share of a label's words that a text has, squared and weighed, is a part of its score."""
+    loaded = Predictor.load(run)
+    generator = replace(loaded.model.generator, word_weight=6.0)
+    predictor = loaded.variant(model=replace(loaded.model, generator=generator))
+    silent = loaded.variant(model=replace(loaded.model, generator=replace(generator, word_weight=0.0)))
+    first, second = (each.lower() for each in data.label_texts[0].split())
+    new = [("both", f"{first} {second}"), ("half", f"{first} zyzzyva"), ("none", "zyzzyva xylem")]
+    for each in (predictor, silent):
+        each.add_labels(new)
+    text, k = f"a {second} and a {first}", len(predictor.labels.ids)
+    with_words, without = ({p.id: p.score for p in each.predict([text], k=k)[0]} for each in (predictor, silent))
+    temperature = loaded.model.head.temperature * (2 if loaded.choice.head == "unified" else 1)
+    for label, share in (("both", 1.0), ("half", 0.5), ("none", 0.0)):
+        assert with_words[label] - without[label] == pytest.approx(6.0 * temperature * share**2, abs=1e-5), label
+    assert all(with_words[label] == pytest.approx(without[label], abs=1e-5) for label in data.label_ids[:20])
+    many = predictor.predict([text, "unrelated", text], k=k)
+    for ranked in (many[0], many[2]):
+        assert {p.id: p.score for p in ranked} == pytest.approx(with_words, abs=1e-5)
+    explained = predictor.explain(text, "both")
+    assert explained.parts["words of the label"] == pytest.approx(6.0 * temperature)
+    assert explained.score == pytest.approx(with_words["both"], abs=1e-5)
+
+
+def test_words_count_only_where_hidden_labels_are_right_because_of_them():
+    generator = np.random.default_rng(0)
+    relevant = generator.random((200, 30)) < 0.1
+    margins = generator.standard_normal((200, 30), dtype=np.float32) - 4
+    telling = (relevant & (generator.random((200, 30)) < 0.7)).astype(np.float32)
+    blind = generator.permutation(telling.ravel()).reshape(telling.shape)
+    offset, weight = choose_scores(margins, telling, relevant, 0.3)
+    found = margins + weight * telling + offset >= 0
+    assert weight > 0 and (relevant & found).sum() > 200
+    assert relevant[found].mean() / (1 - relevant[found].mean()) >= 2 * 0.3 / 0.7
+    assert choose_scores(margins, blind, relevant, 0.3) == (0.0, 0.0)

@@ -201,7 +201,7 @@ def test_batch_and_learning_rates_grow_with_the_number_of_processes():
         (each.train.learning_rate, each.train.head_learning_rate, each.train.classifier_learning_rate)
         for each in (one, four)
     ]
-    assert rates == [(0.01, 0.02, 0.5), (0.04, 0.08, 2.0)]
+    assert rates == [(0.01, 0.002, 0.5), (0.04, 0.008, 2.0)]
     # Resolved once: the saved settings are not multiplied again.
     assert resolve_counts(four, num_queries=500, num_labels=50, num_processes=4) == four
     unscaled = resolve_counts(load_config("unidec", {"batch.size": 10}), num_queries=500, num_labels=50)

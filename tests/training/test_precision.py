@@ -218,7 +218,7 @@ def test_activation_checkpointing_gives_the_same_gradients(device, precision, pa
         assert torch.equal(state, gradients[0][1])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=4)
 @pytest.mark.timeout(1_200)
 def test_a_compiled_encoder_gives_the_same_gradients_and_replays_dropout(device, record_property):
     setup = Setup(device, packed=False)

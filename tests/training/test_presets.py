@@ -109,3 +109,10 @@ def test_a_metric_with_more_places_than_labels_is_refused():
     config = load_config("dexter", {"validation.metric": f"P@{world.num_labels + 1}"})
     with pytest.raises(UsageError, match="needs more labels"):
         resolve_presets(config, world)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("static", 0.2), ("transformer", 2.0)])
+def test_heads_learn_slower_than_a_static_table_and_faster_than_a_transformer(kind, factor):
+    config = load_config("unidec", {"encoder.kind": kind})
+    chosen = resolve_counts(config, num_queries=5_000, num_labels=50).train
+    assert chosen.head_learning_rate == pytest.approx(factor * chosen.learning_rate)

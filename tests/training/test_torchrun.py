@@ -13,7 +13,7 @@ from dexter.training.checkpoint import load_checkpoint
 from tests.training.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow(minutes=1), pytest.mark.timeout(600)]
 
 
 def torchrun(*arguments, restarts=0, ranks=2, **environment):

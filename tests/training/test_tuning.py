@@ -125,7 +125,7 @@ def test_a_ranking_is_chosen_only_if_it_is_better_by_more_than_luck(trained, wor
     model = Predictor.load(trained).model
     monkeypatch.setattr(Trial, "_score", scored(gains))
     assert Trial(model, train, validation, metric="P@1").is_significant(AS_TRAINED, VOTING) == is_better
-    scoring = choose_scoring(model, train, validation, metric="P@1")
+    scoring = choose_scoring(Trial(model, train, validation, metric="P@1"))
     assert (scoring.choice.votes is not None) == is_better
 
 
@@ -133,7 +133,7 @@ def test_tuning_finds_the_votes_of_neighbours_where_the_model_alone_is_bad(train
     train, validation = splits(trained, world)
     model = Predictor.load(trained).model
     shuffled = replace(model, representations_LD=model.representations_LD[::-1])
-    scoring = choose_scoring(shuffled, train, validation, metric="P@1")
+    scoring = choose_scoring(Trial(shuffled, train, validation, metric="P@1"))
     assert scoring.choice.votes is not None
     assert scoring.validation["tuned"]["P@1"] > scoring.validation["model"]["P@1"] + 10
 
@@ -150,7 +150,7 @@ def test_words_are_kept_only_where_their_votes_pay(trained, world):
     for texts, pays in ((train.texts, True), (["zzz"] * len(train), False)):
         kept = replace(without_vectors, lexical=LexicalIndex.of(texts))
         model = replace(shuffled, training_queries=kept)
-        scoring = choose_scoring(model, train, validation, metric="P@1")
+        scoring = choose_scoring(Trial(model, train, validation, metric="P@1"))
         assert (scoring.choice.lexical_votes is not None) == pays
 
 
@@ -171,7 +171,7 @@ def test_of_many_training_queries_only_the_words_are_kept(trained, world, maximu
     assert dropped is None if maximum == 50 else dropped.lexical is None
     if maximum == 50:
         model = replace(model, training_queries=kept)
-        scoring = choose_scoring(model, train, validation, metric="P@1")
+        scoring = choose_scoring(Trial(model, train, validation, metric="P@1"))
         assert scoring.choice.votes is None
         predictor = Predictor(model, voting)
         assert predictor.choose(neighbours=True).lexical_votes is not None
@@ -196,7 +196,7 @@ def test_label_texts_that_were_trained_as_queries_do_not_vote(trained, world):
 
 
 def test_what_cannot_be_tuned_says_why(run, world, tmp_path):
-    with pytest.raises(ModelError, match="no finished run"):
+    with pytest.raises(ModelError, match="no such run folder"):
         dexter.tune(tmp_path / "nowhere", world)
     with pytest.raises(UsageError, match="other data"):
         dexter.tune(run, make_world(seed=3))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dexter.cli.options import Json, LabelColumn, OnError, Separator, TextColumn, TextFields, echo_json, load
+from dexter.cli.options import AS_GUESSED, Json, ReadOptions, echo_json, reads_data
+from dexter.errors import UsageError
 
 if TYPE_CHECKING:
     from dexter.data import Dataset
@@ -34,14 +35,11 @@ def data_build(
 
 
 @data_app.command("check")
+@reads_data
 def data_check(
     path: Annotated[str, typer.Argument(help="A data set: folder, file, or the name of a built-in one.")],
     plot: Annotated[Path | None, typer.Option(help="Also write the Zipf plot as a PNG.")] = None,
-    on_error: OnError = "fail",
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    label_separator: Separator = None,
-    text_fields: TextFields = None,
+    reading: ReadOptions = AS_GUESSED,
     as_json: Json = False,
 ) -> None:
     """Validate and describe: counts, label frequencies, duplicates, leaks, each problem with file and line.
@@ -50,7 +48,7 @@ def data_check(
     """
     from dexter.data.check import check
 
-    dataset = load(path, on_error, text_column, label_column, label_separator, text_fields)
+    dataset = reading.load(path)
     report = check(dataset, folder=Path(path) if Path(path).exists() else None)
     if plot is not None:
         from dexter.evaluation.plots import save_zipf_plot
@@ -63,15 +61,12 @@ def data_check(
 
 
 @data_app.command("convert")
+@reads_data
 def data_convert(
     source: Annotated[Path, typer.Argument(help="The data set to read.")],
     target: Annotated[Path, typer.Argument(help="The folder to make.")],
     to: Annotated[str, typer.Option(help="The format to write; a wrong name lists them.")] = "jsonl",
-    on_error: OnError = "fail",
-    text_column: TextColumn = None,
-    label_column: LabelColumn = None,
-    label_separator: Separator = None,
-    text_fields: TextFields = None,
+    reading: ReadOptions = AS_GUESSED,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
 ) -> None:
     """Read one format and write another; nothing is half-written.
@@ -80,8 +75,36 @@ def data_convert(
     """
     from dexter.data.formats import save_dataset
 
-    dataset = load(str(source), on_error, text_column, label_column, label_separator, text_fields)
+    dataset = reading.load(str(source))
     save_dataset(dataset, target, format=to, replace=force)
+    typer.echo(f"{target}: {_size(dataset)}")
+
+
+@data_app.command("split")
+@reads_data
+def data_split(
+    source: Annotated[Path, typer.Argument(help="A data set without a test split.")],
+    target: Annotated[Path, typer.Argument(help="The folder to make, with a training and a test split.")],
+    fraction: Annotated[float, typer.Option(help="The share of the queries to test on.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Another seed holds out other queries.")] = 0,
+    by: Annotated[
+        str | None, typer.Option(help="A column whose values say train or test, or whose equal values stay together.")
+    ] = None,
+    reading: ReadOptions = AS_GUESSED,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+) -> None:
+    """Hold out test queries, so that `evaluate` has something to score on: at random, or by a column.
+
+    Example: dexter data split articles.csv data/articles --fraction 0.1
+    """
+    from dexter.data.formats import read_column, save_dataset
+    from dexter.data.split import hold_out_test
+
+    if by is not None and reading.on_error == "skip":
+        raise UsageError("--by needs every row: leave out --on-error skip, or correct the bad lines")
+    groups = None if by is None else read_column(source, by)
+    dataset = hold_out_test(reading.load(str(source)), fraction=fraction, seed=seed, groups=groups)
+    save_dataset(dataset, target, replace=force)
     typer.echo(f"{target}: {_size(dataset)}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 
 from dexter.data import Dataset
 from dexter.data.check import check
+from dexter.data.findings import without_reciprocal
 from dexter.data.formats import load_dataset, save_dataset
 from dexter.data.sources import build
 from dexter.errors import require
-from dexter.evaluation.baselines import TfidfNeighbours, popularity
+from dexter.evaluation.baselines import Baseline, baseline
 from dexter.evaluation.page import collect_examples, save_page
 from dexter.evaluation.plots import save_comparison_plot
 from dexter.evaluation.report import Report, score_report, test_split
@@ -60,6 +62,7 @@ def run_demo(out: Path, *, overrides: Mapping[str, Any] | None = None) -> None:
     seconds = ", ".join(f"{recipe} in {run.seconds:.0f} s" for recipe, run in runs.items())
     print(f"\nThe {len(split):,} test queries of {dataset.name}. Trained: {seconds}.\n")
     print(render_table(reports, TABLE_COLUMNS))
+    _show_without_reciprocal(dataset, rankings)
     _leave_pictures(out, dataset, reports, rankings["dexter"])
     _show_new_label(predictor)
     print(f"\nNext: dexter predict {runs['dexter'].path} 'a text of yours'")
@@ -73,11 +76,13 @@ def _data(folder: Path) -> Dataset:
 
 
 def _baselines(dataset: Dataset) -> dict[str, NDArray[np.int64]]:
-    """Rankings of the test queries to beat, with places to spare for the filter pairs."""
+    """Rankings of the test queries to beat (omikuji's if it is installed), with places to spare for filter pairs."""
     split = test_split(dataset)
     k = max(DEFAULT_KS) + overfetch(split.filtered)
-    neighbours = TfidfNeighbours.fit(dataset.train.texts, dataset.train.relevance)
-    return {"popularity": popularity(dataset, k).ids, "TF-IDF neighbours": neighbours.predict(split.texts, k).ids}
+    names: dict[str, Baseline] = {"popularity": "popularity", "TF-IDF neighbours": "neighbours"}
+    if find_spec("omikuji") is not None:
+        names["omikuji"] = "omikuji"
+    return {title: baseline(name, dataset, k).ids for title, name in names.items()}
 
 
 def _rank_by_heads(run: Run, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
@@ -89,6 +94,20 @@ def _rank_by_heads(run: Run, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
         )
         for head in model.heads
     }
+
+
+def _show_without_reciprocal(dataset: Dataset, rankings: Mapping[str, NDArray[np.int64]]) -> None:
+    """The same rankings scored without test pairs whose reverse was trained on."""
+    reduced, rows = without_reciprocal(dataset)
+    split = test_split(reduced)
+    if split.relevance.nnz == test_split(dataset).relevance.nnz:
+        return
+    reports = {
+        name: score_report(top_ids[rows], split, dataset.train.relevance, propensity=dataset.propensity)
+        for name, top_ids in rankings.items()
+    }
+    print("\nWithout test pairs (a, b) whose reverse (b, a) is in training (evaluate --without-reciprocal):\n")
+    print(render_table(reports, [name for name in TABLE_COLUMNS if name in reports["dexter"].metrics]))
 
 
 def _next_folder(parent: Path, name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from dexter.cli.options import Json, echo_json
 from dexter.errors import UsageError
 
 if TYPE_CHECKING:
-    from dexter.model.edits import ChangeResult
+    from dexter.model.edits import ChangeResult, LabelChange
     from dexter.model.labels import LabelPage
     from dexter.model.store import LabelStore
     from dexter.predict.predictor import Predictor
@@ -28,6 +29,7 @@ labels_app = typer.Typer(
 
 _SHOWN_LABELS = 5
 """Of those that would be added."""
+_SHOWN_DUPLICATES = 20
 Run = Annotated[Path, typer.Argument(help="The run folder, or the model folder in it.")]
 Offset = Annotated[int, typer.Option(help="Number of labels to skip.")]
 
@@ -51,7 +53,7 @@ def add(
 
     Example: dexter labels add runs/pydocs my.inv "my.inv: invert a matrix, quickly"
 
-    Example: dexter labels add runs/pydocs my.inv "my.inv: invert a matrix" --example "the inverse of a matrix"
+    Example: dexter labels add runs/pydocs my.inverse "my.inverse: invert a matrix" --example "the inverse of a matrix"
 
     Example: dexter labels add runs/pydocs --input new.jsonl
     """
@@ -62,9 +64,9 @@ def add(
     from dexter.data.formats import read_label_file
 
     labels = read_label_file(input_path) if input_path is not None else [(label_id or "", text or "")]
-    predictor = _open(run, persistent=not dry_run)
+    predictor = open_run(run, persistent=not dry_run)
     examples = {label_id: example} if label_id is not None and example else {}
-    result = predictor.add_labels(labels, examples=examples, reuse_ids=reuse_ids, by=_user())
+    result = predictor.add_labels(labels, examples=examples, reuse_ids=reuse_ids, by=user())
     if not dry_run:
         _report(run, predictor, result, f"{len(labels):,} added", as_json)
         return
@@ -83,10 +85,10 @@ def remove(
 ) -> None:
     """Remove labels. Their ids are not used again, except by `add --reuse-ids`.
 
-    Example: dexter labels remove runs/pydocs my.inv
+    Example: dexter labels remove runs/pydocs my.inverse
     """
-    predictor = _open(run)
-    _report(run, predictor, predictor.remove_labels(ids, by=_user()), f"{len(ids):,} removed", as_json)
+    predictor = open_run(run)
+    _report(run, predictor, predictor.remove_labels(ids, by=user()), f"{len(ids):,} removed", as_json)
 
 
 @labels_app.command("rename")
@@ -103,9 +105,56 @@ def rename(
 
     Example: dexter labels rename runs/pydocs my.inv "my.inv: invert a regular matrix"
     """
-    predictor = _open(run)
-    result = predictor.rename_labels([(label_id, text)], keep_vectors=keep_vector, by=_user())
+    predictor = open_run(run)
+    result = predictor.rename_labels([(label_id, text)], keep_vectors=keep_vector, by=user())
     _report(run, predictor, result, "1 renamed", as_json)
+
+
+@labels_app.command("sync")
+def sync(
+    run: Run,
+    vocabulary: Annotated[Path, typer.Argument(help="The new release: SKOS (.ttl, .rdf, .nt), or a table of Annif.")],
+    language: Annotated[
+        str | None, typer.Option(help="The language of the label texts; that of training if left out.")
+    ] = None,
+    keep_missing: Annotated[
+        bool, typer.Option("--keep-missing", help="Keep labels that the vocabulary does not have.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Make the labels those of a vocabulary: add, rename and remove what a new release changed, as one edit.
+
+    Example: dexter labels sync runs/library yso-2026.ttl --dry-run
+    """
+    from dexter.data.formats.vocabulary import read_vocabulary
+    from dexter.data.label_names import NAMES_FILE
+    from dexter.model.published import model_folder
+    from dexter.model.sync import plan_sync
+
+    predictor = open_run(run, persistent=not dry_run)
+    names = predictor.model.names
+    found = read_vocabulary(vocabulary, language=language or (None if names is None else names.language))
+    plan = plan_sync(predictor.labels, found, names=names, language=language, keep_missing=keep_missing)
+    _preview(plan.change, dict(zip(predictor.labels.ids, predictor.labels.texts, strict=True)))
+    result = predictor.edit_labels(plan.change, by=user())
+    if not dry_run:
+        plan.names.save(model_folder(run) / NAMES_FILE)
+    _report(run, predictor, result, f"{'a trial, nothing is written: ' * dry_run}{plan.describe()}", as_json)
+
+
+def _preview(change: LabelChange, texts: Mapping[str, str]) -> None:
+    """Log the first labels that a change adds, renames and removes."""
+    lines = {
+        "add": [f"{label_id}  {text}" for label_id, text in change.add],
+        "rename": [f"{label_id}  {texts[label_id]} -> {text}" for label_id, text in change.rename],
+        "remove": [f"{label_id}  {texts[label_id]}" for label_id in change.remove],
+    }
+    for name, entries in lines.items():
+        for entry in entries[:_SHOWN_LABELS]:
+            log.info("  %s  %s", name, entry)
+        if len(entries) > _SHOWN_LABELS:
+            log.info("  %s  ... and %s more", name, f"{len(entries) - _SHOWN_LABELS:,}")
 
 
 @labels_app.command("list")
@@ -119,7 +168,7 @@ def list_labels(
 
     Example: dexter labels list runs/pydocs --limit 10
     """
-    _show(_open(run).search_labels("", limit=limit, offset=offset), as_json)
+    _show(open_run(run).search_labels("", limit=limit, offset=offset), as_json)
 
 
 @labels_app.command("search")
@@ -134,7 +183,7 @@ def search(
 
     Example: dexter labels search runs/pydocs "linear algebra"
     """
-    _show(_open(run).search_labels(query, limit=limit, offset=offset), as_json)
+    _show(open_run(run).search_labels(query, limit=limit, offset=offset), as_json)
 
 
 @labels_app.command("history")
@@ -148,7 +197,7 @@ def history(
 
     Example: dexter labels history runs/pydocs
     """
-    edits = _open(run).label_history(label_id)
+    edits = open_run(run).label_history(label_id)
     if as_json:
         echo_json([edit._asdict() for edit in edits[:limit]])
         return
@@ -171,8 +220,8 @@ def undo(
 
     Example: dexter labels undo runs/pydocs
     """
-    predictor = _open(run)
-    result = predictor.undo_labels(edit, by=_user())
+    predictor = open_run(run)
+    result = predictor.undo_labels(edit, by=user())
     _report(run, predictor, result, predictor.label_history()[0].describe(), as_json)
 
 
@@ -182,7 +231,7 @@ def verify(run: Run) -> None:
 
     Example: dexter labels verify runs/pydocs
     """
-    num_changed, predictor = _store(run).verify(), _open(run)
+    num_changed, predictor = _store(run).verify(), open_run(run)
     typer.echo(f"{run}: whole; {len(predictor.labels.ids):,} labels, {num_changed:,} changed since training")
 
 
@@ -203,8 +252,8 @@ def restore(
 
     Example: dexter labels restore runs/pydocs labels-monday.sqlite
     """
-    version = _store(run).restore(source, by=_user())
-    typer.echo(f"{run}: restored from {source}; now {len(_open(run).labels.ids):,} labels, version {version}")
+    version = _store(run).restore(source, by=user())
+    typer.echo(f"{run}: restored from {source}; now {len(open_run(run).labels.ids):,} labels, version {version}")
 
 
 @labels_app.command("compact")
@@ -215,12 +264,13 @@ def compact(run: Run) -> None:
 
     Example: dexter labels compact runs/pydocs
     """
-    predictor = _open(run)
+    predictor = open_run(run)
     predictor.compact_labels()
     typer.echo(f"{run}: version {predictor.version}, compacted")
 
 
-def _open(run: Path, *, persistent: bool = True) -> Predictor:
+def open_run(run: Path, *, persistent: bool = True) -> Predictor:
+    """Open a run; with `persistent` its changes are written to it."""
     from dexter.predict.predictor import Predictor
 
     return Predictor.load(run, persistent=persistent)
@@ -229,13 +279,14 @@ def _open(run: Path, *, persistent: bool = True) -> Predictor:
 def _store(run: Path) -> LabelStore:
     """Return the label changes of a run, which may be damaged."""
     from dexter.model.model import Model
-    from dexter.model.store import LabelStore, fingerprint, model_folder
+    from dexter.model.published import fingerprint, model_folder
+    from dexter.model.store import LabelStore
 
     folder = model_folder(run)
     return LabelStore.for_model(folder, Model.load(folder), fingerprint=fingerprint(folder))
 
 
-def _user() -> str | None:
+def user() -> str | None:
     """Return the name of the user at this computer; None where it has none."""
     try:
         return getpass.getuser()
@@ -244,11 +295,18 @@ def _user() -> str | None:
 
 
 def _report(run: Path, predictor: Predictor, result: ChangeResult, done: str, as_json: bool) -> None:
-    for duplicate in result.duplicates:
+    for duplicate in result.duplicates[:_SHOWN_DUPLICATES]:
         log.warning("warning: %s", duplicate)
+    if len(result.duplicates) > _SHOWN_DUPLICATES:
+        log.warning("warning: %s more resemble others", f"{len(result.duplicates) - _SHOWN_DUPLICATES:,}")
     if as_json:
         duplicates = [asdict(duplicate) for duplicate in result.duplicates]
-        shown = {"version": result.version, "labels": len(predictor.labels.ids), "duplicates": duplicates}
+        shown = {
+            "run": str(run),
+            "version": result.version,
+            "num_labels": len(predictor.labels.ids),
+            "duplicates": duplicates,
+        }
         echo_json(shown)
     else:
         typer.echo(f"{run}: {done}; now {len(predictor.labels.ids):,} labels, version {result.version}")

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
+from dexter.data.label_names import DEFAULT_PARTS
 from dexter.errors import UsageError
 
 if TYPE_CHECKING:
     from dexter.data import Dataset
+    from dexter.evaluation.baselines import Baseline
     from dexter.predict.filters import LabelFilter
     from dexter.predict.predictor import Runtime
     from dexter.types import HeadName
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-OnError = Annotated[str, typer.Option("--on-error", help="What to do with bad lines: fail or skip.")]
 TextColumn = Annotated[str | None, typer.Option(help="Tables: the text column, or several joined by +.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Tables: the column of labels.")]
-Separator = Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")]
-TextFields = Annotated[
-    str | None,
-    typer.Option(help="xmc-json: title or title,content; by the folder's name if left out (Titles: title)."),
-]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set train.epochs=5.")]
 Propensity = Annotated[
     str | None, typer.Option(help="Propensity constants: default, amazon or wikipedia; the data set's own if left out.")
@@ -81,32 +80,80 @@ def echo_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def load(
-    path: str,
-    on_error: str = "fail",
-    text_column: str | None = None,
-    label_column: str | None = None,
-    label_separator: str | None = None,
-    text_fields: str | None = None,
-) -> Dataset:
-    """Read a data set from a path or a built-in name, with the options of a verb."""
-    from dexter.data.formats import load_dataset
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How a verb reads its data set. `reads_data` makes an option of the command line of each field."""
 
-    policy: Literal["fail", "skip"]
-    if on_error == "fail":
-        policy = "fail"
-    elif on_error == "skip":
-        policy = "skip"
-    else:
-        raise UsageError(f"--on-error {on_error!r}: expected fail or skip")
-    return load_dataset(
-        path,
-        on_error=policy,
-        text_column=text_column,
-        label_column=label_column,
-        label_separator=label_separator,
-        text_fields=None if text_fields is None else text_fields.split(","),
+    on_error: Annotated[str, typer.Option("--on-error", help="What to do with bad lines: fail or skip.")] = "fail"
+    text_column: TextColumn = None
+    label_column: Annotated[str | None, typer.Option(help="Tables: the column of labels.")] = None
+    label_separator: Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")] = (
+        None
     )
+    text_fields: Annotated[
+        str | None,
+        typer.Option(help="xmc-json: title or title,content; by the folder's name if left out (Titles: title)."),
+    ] = None
+
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(help="A file whose concepts are the labels: SKOS (.ttl, .rdf, .nt), or a table of Annif."),
+    ] = None
+    language: Annotated[str | None, typer.Option(help="The language of the vocabulary's labels, such as en.")] = None
+    label_text: Annotated[
+        str,
+        typer.Option(help="What its labels' texts are made of: label,alternatives,broader,definition or some of them."),
+    ] = ",".join(DEFAULT_PARTS)
+
+    def load(self, path: str) -> Dataset:
+        """Read a data set from a path or a built-in name."""
+        from dexter.data.formats import load_dataset
+
+        policy: Literal["fail", "skip"]
+        if self.on_error == "fail":
+            policy = "fail"
+        elif self.on_error == "skip":
+            policy = "skip"
+        else:
+            raise UsageError(f"--on-error {self.on_error!r}: expected fail or skip")
+        return load_dataset(
+            path,
+            on_error=policy,
+            text_column=self.text_column,
+            label_column=self.label_column,
+            label_separator=self.label_separator,
+            text_fields=None if self.text_fields is None else self.text_fields.split(","),
+            vocabulary=self.vocabulary,
+            language=self.language,
+            label_text=self.label_text.split(","),
+        )
+
+
+AS_GUESSED = ReadOptions()
+"""The options where none is given."""
+
+
+def reads_data(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of `ReadOptions` in place of its parameter `reading`."""
+    hints = get_type_hints(ReadOptions, include_extras=True)
+    options = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
+        for one in fields(ReadOptions)
+    ]
+    signature = inspect.signature(verb, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for one in signature.parameters.values():
+        parameters += options if one.name == "reading" else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+
+    @wraps(verb)
+    def with_options(**values: Any) -> None:
+        reading = ReadOptions(**{one.name: values.pop(one.name) for one in options})
+        verb(**values, reading=reading)
+
+    del with_options.__wrapped__  # Typer would read the signature of the verb itself.
+    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
+    return with_options
 
 
 def parse_propensity(name: str | None) -> tuple[float, float] | None:
@@ -118,6 +165,17 @@ def parse_propensity(name: str | None) -> tuple[float, float] | None:
     if name not in PROPENSITY:
         raise UsageError(f"--propensity {name!r}: expected one of {', '.join(PROPENSITY)}")
     return PROPENSITY[name]
+
+
+def parse_baselines(values: Sequence[str] | None) -> list[Baseline]:
+    """Return the baselines that were named, or raise an error that lists them."""
+    from dexter.evaluation import baselines
+
+    known: tuple[Baseline, ...] = get_args(baselines.Baseline)
+    for value in values or ():
+        if value not in known:
+            raise UsageError(f"--baseline {value}: expected one of {', '.join(known)}")
+    return [name for name in known if name in (values or ())]
 
 
 def parse_head(name: str | None) -> HeadName | None:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from dexter.cli.options import Json, echo_json
-from dexter.config import load_config
 from dexter.recipes import describe_sources, method_names, paper_names, read_recipe
 
 recipes_app = typer.Typer(
@@ -59,6 +58,8 @@ def show(
 
     Example: dexter recipes show dexml-lf-amazontitles-131k
     """
+    from dexter.config import load_config
+
     recipe = read_recipe(name)
     described: dict[str, dict[str, dict[str, Any]]] = describe_sources(dataclasses.asdict(load_config(name)), recipe)
     if as_json:

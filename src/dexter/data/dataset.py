@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from dexter.data.label_names import LabelNames
 from dexter.errors import DataError
 from dexter.types import PROPENSITY
 
@@ -90,6 +91,8 @@ class Dataset:
     """The constants (a, b) of its propensity-scored metrics, which differ between published data sets."""
     text_fields: tuple[str, ...] | None = None
     """The fields of the published records that the texts were made of, where there was a choice."""
+    names: LabelNames | None = None
+    """What the labels of a vocabulary are called in its languages; None where labels come from no vocabulary."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label_texts", tuple(self.label_texts))
@@ -131,7 +134,7 @@ class Dataset:
         """
         if not 0.0 < fraction < 1.0:
             raise DataError(f"a validation fraction must lie between 0 and 1, got {fraction}")
-        keys = np.array([_hash_fraction(f"{seed}:{uid}") for uid in self.train.uids])
+        keys = np.array([hash_fraction(f"{seed}:{uid}") for uid in self.train.uids])
         chosen = np.flatnonzero(keys < fraction)
         if maximum is not None and len(chosen) > maximum:
             chosen = np.sort(chosen[np.argsort(keys[chosen], kind="stable")[:maximum]])
@@ -158,7 +161,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-def _hash_fraction(text: str) -> float:
+def hash_fraction(text: str) -> float:
     """Return a number in [0, 1) that depends on the text alone."""
     return (
         int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") / 2.0**64

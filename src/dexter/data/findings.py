@@ -6,26 +6,32 @@ A finding never stops a run: it is a fact that makes results worse or misleading
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from dexter.data.dataset import Dataset, Split
+from dexter.data.formats.columns import is_uri
 from dexter.data.formats.lines import raw_lines
 from dexter.errors import DataError
 
+log = logging.getLogger("dexter")
 MESSAGES = {
     "empty-text": "queries without text: remove them, nothing can be predicted from them",
     "duplicate-text": "queries that repeat the text of an earlier one: merge their labels",
     "train-test-overlap": "test queries whose text is also in train: scores reward memorising them, drop them",
     "row-without-labels": "queries without a label: they neither train nor count in scores",
     "label-without-text": "labels without text: a dual encoder cannot tell them apart, name them",
+    "label-text-is-uri": "labels whose text is a URI: a dual encoder reads texts, name a vocabulary with --vocabulary",
     "duplicate-label-text": "labels with the text of an earlier one: they always score alike, merge or rename them",
     "unused-label": "labels that no query of any split has: remove them unless they are to be predicted",
     "self-pair": "queries with a label of their own id or text: if that means itself, make it a filter pair",
-    "reciprocal-pair": "test pairs whose reverse is in train: the answer was seen, report scores without them too",
+    "reciprocal-pair": "test pairs whose reverse is in train: the answer was seen, see `evaluate --without-reciprocal`",
 }
 """Every kind of finding and what it means."""
 
@@ -103,7 +109,7 @@ class Finding:
 
 def find(dataset: Dataset, *, folder: str | Path | None = None) -> list[Finding]:
     """Return every kind of finding that occurs; examples name file and line if the data set was read from `folder`."""
-    lines = _LineNumbers(dataset, folder)
+    lines = LineNumbers(dataset, folder)
     num_queries = sum(len(split) for split in dataset.splits.values())
     num_test, num_test_pairs = (len(dataset.test), dataset.test.relevance.nnz) if dataset.test is not None else (0, 0)
     same_item = {name: _labels_of_queries(dataset, split) for name, split in dataset.splits.items()}
@@ -113,10 +119,11 @@ def find(dataset: Dataset, *, folder: str | Path | None = None) -> list[Finding]
         "train-test-overlap": (_overlap(dataset), num_test),
         "row-without-labels": (_rows_without_labels(dataset), num_queries),
         "label-without-text": (_labels_without_text(dataset), dataset.num_labels),
+        "label-text-is-uri": (_labels_with_uris(dataset), dataset.num_labels),
         "duplicate-label-text": (_duplicate_label_texts(dataset), dataset.num_labels),
         "unused-label": (_unused_labels(dataset), dataset.num_labels),
         "self-pair": (_self_pairs(dataset, same_item), num_queries),
-        "reciprocal-pair": (_reciprocal_pairs(dataset, same_item), num_test_pairs),
+        "reciprocal-pair": (_locate_reciprocal(dataset, same_item), num_test_pairs),
     }
     return [
         Finding(
@@ -131,7 +138,7 @@ def find(dataset: Dataset, *, folder: str | Path | None = None) -> list[Finding]
     ]
 
 
-class _LineNumbers:
+class LineNumbers:
     """The lines that rows were read from; a file is read at most once, and only to locate one of its rows.
 
     A `Dataset` keeps no line numbers. They are recovered only from a file that has exactly one line per row; a row of
@@ -240,6 +247,10 @@ def _labels_without_text(dataset: Dataset) -> _Occurrences:
     return [(("labels", column),) for column in _blank(dataset.label_texts)]
 
 
+def _labels_with_uris(dataset: Dataset) -> _Occurrences:
+    return [(("labels", row),) for row, text in enumerate(dataset.label_texts) if " " not in text and is_uri(text)]
+
+
 def _duplicate_label_texts(dataset: Dataset) -> _Occurrences:
     return [(("labels", column), ("labels", first)) for column, first in _repeats(dataset.label_texts)]
 
@@ -257,22 +268,65 @@ def _self_pairs(dataset: Dataset, same_item: Mapping[str, np.ndarray]) -> _Occur
     return found
 
 
-def _reciprocal_pairs(dataset: Dataset, same_item: Mapping[str, np.ndarray]) -> _Occurrences:
-    """Find test pairs (a, b) for which (b, a) is a training pair, a and b being items that are both query and label."""
+def _locate_reciprocal(dataset: Dataset, same_item: Mapping[str, np.ndarray]) -> _Occurrences:
+    test_rows, _, train_rows = find_reciprocal(dataset, same_item)
+    return [
+        (("test", row), ("train", first)) for row, first in zip(test_rows.tolist(), train_rows.tolist(), strict=True)
+    ]
+
+
+class ReciprocalPairs(NamedTuple):
+    """Test pairs (a, b) for which (b, a) is a training pair, a and b being items that are both query and label."""
+
+    test_rows: np.ndarray
+    test_columns: np.ndarray
+    train_rows: np.ndarray
+    """The query of the reverse pair."""
+
+
+def find_reciprocal(dataset: Dataset, same_item: Mapping[str, np.ndarray] | None = None) -> ReciprocalPairs:
+    """Find the reciprocal pairs; `same_item` is the label that each query is itself, by split, where it is known."""
+    nothing = ReciprocalPairs(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
     if dataset.test is None:
-        return []
+        return nothing
+    if same_item is None:
+        same_item = {name: _labels_of_queries(dataset, split) for name, split in dataset.splits.items()}
     train_rows, train_columns = _pairs(dataset.train, only=same_item["train"] >= 0)
     test_rows, test_columns = _pairs(dataset.test, only=same_item["test"] >= 0)
     if not len(train_rows) or not len(test_rows):
-        return []
+        return nothing
     # One number per ordered pair of items: train as (query, label), test reversed as (label, query).
     train_codes = same_item["train"][train_rows] * dataset.num_labels + train_columns
     test_codes = test_columns * dataset.num_labels + same_item["test"][test_rows]
     codes, first = np.unique(train_codes, return_index=True)
     position = np.minimum(np.searchsorted(codes, test_codes), len(codes) - 1)
     hits = codes[position] == test_codes
-    found = zip(test_rows[hits].tolist(), train_rows[first[position[hits]]].tolist(), strict=True)
-    return [(("test", test_row), ("train", train_row)) for test_row, train_row in found]
+    return ReciprocalPairs(test_rows[hits], test_columns[hits], train_rows[first[position[hits]]])
+
+
+def without_reciprocal(dataset: Dataset) -> tuple[Dataset, np.ndarray]:
+    """Return the data set without its reciprocal test pairs, and the rows of the test queries that are left.
+
+    The pairs become filter pairs, so that predicting one is neither right nor wrong. Queries with no other label go.
+    """
+    if dataset.test is None:
+        return dataset, np.zeros(0, dtype=np.int64)
+    found, split = find_reciprocal(dataset), dataset.test
+    if not len(found.test_rows):
+        return dataset, np.arange(len(split))
+    marks = (np.ones(len(found.test_rows), dtype=np.float32), (found.test_rows, found.test_columns))
+    removed = csr_matrix(marks, shape=split.relevance.shape)
+    relevance = split.relevance - split.relevance.multiply(removed)
+    relevance.eliminate_zeros()
+    filtered = removed if split.filtered is None else split.filtered.maximum(removed)
+    had_labels, has_labels = (np.diff(matrix.indptr) > 0 for matrix in (split.relevance, csr_matrix(relevance)))
+    rows = np.flatnonzero(has_labels | ~had_labels)
+    log.info(
+        "%s of %s test pairs have their reverse in training and are left out; %s of %s queries remain",
+        *(f"{count:,}" for count in (removed.nnz, split.relevance.nnz, len(rows), len(split))),
+    )
+    reduced = replace(split, relevance=csr_matrix(relevance), filtered=csr_matrix(filtered))
+    return replace(dataset, name=f"{dataset.name}-without-reciprocal", test=reduced.select(rows)), rows
 
 
 def _pairs(split: Split, *, only: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

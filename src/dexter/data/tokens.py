@@ -26,6 +26,10 @@ _FEWEST_REPEATING_TEXTS = 64
 """Fewer texts than this repeat too few chunks: they are tokenised whole."""
 _REMEMBERED_CHUNKS = 2**19
 """Distinct chunks that are remembered at a time."""
+_KEPT_CHUNKS, _KEPT_CHARACTERS = 2**15, 32
+"""Chunks that are remembered from few texts to the next, and the most characters of one."""
+_MAX_WINDOWS = 16
+"""Windows of a long text that are read."""
 _CONTROLS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 """Characters that Python splits at and a BERT normalizer removes."""
 _ASCII_WORD = re.compile("[a-z0-9]+|[^a-z0-9]")
@@ -66,6 +70,11 @@ class Tokens:
         start, stop, _ = rows.indices(len(self))
         offsets = self.offsets[start : stop + 1]
         return Tokens(ids=self.ids[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
+
+    def spaced(self, maximum: int) -> Tokens:
+        """Return at most this many texts at equal distances: they stand in the order of the data set."""
+        rows = np.linspace(0, len(self) - 1, min(maximum, len(self))).astype(np.int64)
+        return Tokens(**self.select(rows)._asdict())
 
     def select(self, rows: Sequence[int] | np.ndarray) -> Ragged:
         """Gather the ids of some texts in the order given, repeats allowed."""
@@ -109,20 +118,22 @@ class LimitedTokenizer:
         self._dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.int32)
         has_added_tokens = bool(special_tokens or tokenizer.get_added_tokens_decoder())
         self._by_chunk = splits_at_spaces(tokenizer) and not has_added_tokens
+        self._few = _ChunkIds(tokenizer) if self._by_chunk else None
 
     def tokenize(self, texts: Sequence[str], *, progress: bool = False) -> Tokens:
         """Tokenise texts, on all cores unless `TOKENIZERS_PARALLELISM=false` is set.
 
         `progress` shows a progress bar on stderr if that is a terminal.
         """
-        if len(texts) == 1:
-            ids_of_one, length = self._encode([_replace_surrogates(texts[0][: self._max_characters])])
-            return Tokens(ids=ids_of_one.astype(self._dtype), offsets=np.append(0, length))
-        # Imported here because one text does not need it, and it takes a while.
+        if len(texts) < _FEWEST_REPEATING_TEXTS:
+            cut = [_replace_surrogates(text[: self._max_characters]) for text in texts]
+            found = self._encode(cut) if self._few is None else self._few.encode(cut, self._max_length)
+            return Tokens(ids=found[0].astype(self._dtype), offsets=np.append(0, np.cumsum(found[1])))
+        # Imported here because few texts do not need it, and it takes a while.
         from tqdm import tqdm
 
         ids, lengths = [np.empty(0, self._dtype)], [np.zeros(1, np.int64)]
-        chunks = _Chunks(self._tokenizer) if self._by_chunk and len(texts) >= _FEWEST_REPEATING_TEXTS else None
+        chunks = _Chunks(self._tokenizer) if self._by_chunk else None
         with tqdm(total=len(texts), desc="tokenize", unit="text", disable=None if progress else True) as bar:
             # A block at a time, so that the tokenizer's own objects of one block only are in memory.
             for start in range(0, len(texts), _BLOCK_TEXTS):
@@ -140,12 +151,56 @@ class LimitedTokenizer:
             array.setflags(write=False)
         return tokens
 
+    def split(self, text: str) -> list[str]:
+        """Cut a text into windows of at most `max_length` tokens each; very long texts end after 16 windows."""
+        if len(text) <= self._max_length:
+            return [text]
+        text = _replace_surrogates(text[: _MAX_WINDOWS * self._max_characters])
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        places = [place for part in (encoding, *encoding.overflowing) for place in part.offsets]
+        size = self._max_length - self._tokenizer.num_special_tokens_to_add(is_pair=False) * self._special_tokens
+        starts = range(0, len(places), size)[:_MAX_WINDOWS]
+        windows = [text[places[start][0] : places[start : start + size][-1][1]] for start in starts]
+        return windows if len(windows) > 1 else [text]
+
     def _encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts, one after the other, and the number of each."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special_tokens)
-        rows = [encoding.ids[: self._max_length] for encoding in encodings]
-        lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-        return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum())), lengths
+        return _flatten([encoding.ids[: self._max_length] for encoding in encodings])
+
+
+def _flatten(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of all rows, one after the other, and how many each has."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    return np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum())), lengths
+
+
+class _ChunkIds(dict[str, list[int]]):
+    """The ids of chunks of the texts so far, a bounded number of them: for few texts at a time."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._split, self._pieces = _WordSplitter(tokenizer), tokenizer.model.tokenize
+
+    def __missing__(self, chunk: str) -> list[int]:
+        ids = [piece.id for word in self._split(chunk) for piece in self._pieces(word)]
+        if len(chunk) <= _KEPT_CHARACTERS:
+            if len(self) >= _KEPT_CHUNKS:
+                self.clear()
+            self[chunk] = ids
+        return ids
+
+    def encode(self, texts: list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first ids of each text, one text after the other, and the number of each."""
+        rows = []
+        for text in texts:
+            ids: list[int] = []
+            for chunk in _CONTROLS.sub("", text).split():
+                ids += self[chunk]
+                if len(ids) >= max_length:
+                    break
+            rows.append(ids[:max_length])
+        return _flatten(rows)
 
 
 class _Chunks(dict[str, int]):

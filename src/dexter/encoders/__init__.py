@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
-from dexter.config import EncoderConfig
 from dexter.errors import ModelError, require
 from dexter.files import read_object
 from dexter.types import Side
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from dexter.config import EncoderConfig
     from dexter.data.tokens import Tokens
     from dexter.encoders.static import StaticEncoder
     from dexter.encoders.transformer import TransformerEncoder
@@ -42,6 +42,10 @@ class TextEncoder(Protocol):
 
     def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
         """Turn texts of one side into ragged token ids."""
+        ...
+
+    def split_query(self, text: str) -> list[str]:
+        """Cut a query text into windows of the length that is read."""
         ...
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:

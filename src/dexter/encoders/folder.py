@@ -13,8 +13,10 @@ A folder without modules.json is a plain Hugging Face model, which leaves all se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -32,6 +34,7 @@ Pooling = Literal["mean", "cls"]
 """How token states become one vector: their mean, or that of the first token."""
 
 ENCODER_FILE = "dexter_encoder.json"
+_PROMPTS_FILE = "config_sentence_transformers.json"
 MAX_DIMENSION = 65_536
 _MODULE_TYPE = "sentence_transformers.models."
 _SENTENCE = "sentence_embedding"
@@ -120,12 +123,20 @@ def write_settings(folder: Path, settings: TransformerSettings, *, hidden_size: 
     )
 
 
-def write_static_folder(folder: Path, *, table_RD: NDArray[np.floating], tokenizer: Tokenizer, normalize: bool) -> None:
+def write_static_folder(
+    folder: Path,
+    *,
+    table_RD: NDArray[np.floating],
+    tokenizer: Tokenizer,
+    normalize: bool,
+    max_length: int | None = None,
+) -> None:
     """Write a token table as a sentence-transformers `StaticEmbedding`, which averages the rows of a text's tokens.
 
-    `StaticEmbedding` tokenises without special tokens, and without truncation unless the tokenizer itself truncates. A
-    *weighted* mean is written by multiplying each row by its token's weight: then only the divisor differs, which
-    `normalize` removes.
+    `StaticEmbedding` tokenises without special tokens, and without truncation unless the tokenizer itself truncates: to
+    `max_length` tokens, where that is given. A *weighted* mean is written by multiplying each row by its token's
+    weight: then only the divisor differs, which `normalize` removes. model2vec loads the folder too, and reads whole
+    texts: it would cut characters where this cuts tokens.
     """
     if table_RD.ndim != 2 or table_RD.shape[0] < tokenizer.get_vocab_size():
         raise ModelError(
@@ -135,10 +146,14 @@ def write_static_folder(folder: Path, *, table_RD: NDArray[np.floating], tokeniz
     stage = folder / "0_StaticEmbedding"
     stage.mkdir(parents=True, exist_ok=True)
     write_tensors(stage / "model.safetensors", {"embedding.weight": table_RD.astype(np.float32, copy=False)})
+    if max_length is not None:
+        tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+        tokenizer.enable_truncation(max_length)
     tokenizer.save(str(stage / "tokenizer.json"))
     stages = [(stage.name, "StaticEmbedding")]
     _write_modules(folder, [*stages, ("1_Normalize", "Normalize")] if normalize else stages)
-    _write_prompts(folder, query="", label="", normalize=normalize)
+    for_model2vec = {"normalize": normalize, "max_length": None}
+    _write_prompts(folder, query="", label="", normalize=normalize, others=for_model2vec)
 
 
 def _stages(folder: Path) -> list[tuple[str, Path]]:
@@ -224,7 +239,7 @@ def _write_dense(folder: Path, linear: nn.Module, activation: nn.Module) -> None
 
 def _read_limits(folder: Path) -> dict[str, Any]:
     """Read prefixes, lengths and dropout; those in our own file, if present, take precedence."""
-    prompts = _optional_object(folder / "config_sentence_transformers.json").get("prompts") or {}
+    prompts = _optional_object(folder / _PROMPTS_FILE).get("prompts") or {}
     document = prompts.get("document") or prompts.get("passage")
     own = _optional_object(folder / ENCODER_FILE)
     settings = {
@@ -265,10 +280,13 @@ def _write_modules(folder: Path, stages: list[tuple[str, str]]) -> None:
     write_json(folder / "modules.json", entries)
 
 
-def _write_prompts(folder: Path, *, query: str, label: str, normalize: bool) -> None:
+def _write_prompts(
+    folder: Path, *, query: str, label: str, normalize: bool, others: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     config = {
+        **others,
         "prompts": {"query": query, "document": label},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine" if normalize else "dot",
     }
-    write_json(folder / "config_sentence_transformers.json", config)
+    write_json(folder / _PROMPTS_FILE, config)

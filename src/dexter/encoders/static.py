@@ -98,6 +98,10 @@ class StaticEncoder(nn.Module):
         """Turn texts into ragged features; those of labels all have the same position bucket."""
         return self.tokens.tokenize(texts, side=side, progress=progress)
 
+    def split_query(self, text: str) -> list[str]:
+        """Cut a query text into windows of the length that is read."""
+        return self.tokens.split_query(text)
+
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """Embed texts without dropout and return an array."""
         vectors_ND: NDArray[np.float32] = embed(self, tokens).numpy()

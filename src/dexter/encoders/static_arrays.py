@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +81,14 @@ class StaticTokenizer:
             for side, length in lengths.items()
         }
         self._unknown = tokenizer.token_to_id(UNKNOWN)
+        self._query_buckets = _buckets(np.arange(settings.max_length_query), "query") * num_rows
 
     def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
         """Turn texts into ragged features; those of labels all have the same position bucket."""
         tokens = self._limited[side].tokenize(texts, progress=progress)
+        if len(tokens) == 1 and side == "query" and self.settings.ngrams == 1:
+            known = (tokens.ids + self._query_buckets[: len(tokens.ids)])[tokens.ids != self._unknown]
+            return Tokens(ids=known, offsets=np.array([0, len(known)]))
         rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
         ids = tokens.ids.astype(np.int64)
         positions = np.arange(len(ids)) - tokens.offsets[rows]
@@ -96,6 +100,10 @@ class StaticTokenizer:
         features, rows = features[keep], rows[keep]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(tokens)))]).astype(np.int64)
         return Tokens(ids=features, offsets=offsets)
+
+    def split_query(self, text: str) -> list[str]:
+        """Cut a query text into windows of the length that is read."""
+        return self._limited["query"].split(text)
 
     def _add_ngrams(
         self,
@@ -147,6 +155,10 @@ class StaticArrays:
         """Turn texts into ragged features."""
         return self.tokens.tokenize(texts, side=side, progress=progress)
 
+    def split_query(self, text: str) -> list[str]:
+        """Cut a query text into windows of the length that is read."""
+        return self.tokens.split_query(text)
+
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """Embed texts given as features: [N, D]. A text without any known token gives the zero vector."""
         rows_T, weights_T = tokens.ids % self.tokens.num_rows, self._weights(tokens.ids)
@@ -160,6 +172,8 @@ class StaticArrays:
             sums_ND = weights @ self.table_RD
         if self.tokens.settings.normalize:
             return unit_rows(sums_ND)
+        if len(tokens) == 1:
+            return np.asarray(sums_ND / max(weights_T.sum(), np.float32(_TINY)))
         owners_T = np.repeat(np.arange(len(tokens)), tokens.lengths)
         totals_N = np.bincount(owners_T, weights=weights_T, minlength=len(tokens))
         return np.asarray(sums_ND / np.maximum(totals_N, _TINY)[:, None], dtype=np.float32)
@@ -177,12 +191,33 @@ class StaticArrays:
         write_tensors(folder / _WEIGHTS_FILE, arrays)
         tokenizer.save(str(folder / _TOKENIZER_FILE))
         write_json(folder / ENCODER_FILE, {"kind": "static", **asdict(settings)})
-        # Without positions, n-grams and label rows it is a mean of fixed token vectors.
-        extras = settings.positions or settings.ngram_buckets or len(self.tokens.known_labels)
-        if settings.normalize and not extras:
-            folded_RD = self.table_RD * np.exp(self.token_weights_R)[:, None]
-            folded_RD[tokenizer.token_to_id(UNKNOWN)] = 0
-            write_static_folder(folder, table_RD=folded_RD, tokenizer=tokenizer, normalize=True)
+        if settings.normalize and self.is_plain:
+            self.write_mean(folder)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a text's direction is that of a mean of fixed token vectors: no positions, n-grams or label rows."""
+        settings = self.tokens.settings
+        return not (settings.positions or settings.ngram_buckets or len(self.tokens.known_labels))
+
+    def plain(self) -> StaticArrays:
+        """Return the encoder without positions, n-grams and label rows, with vectors of length one."""
+        num_tokens = self.tokens.tokenizer.get_vocab_size()
+        settings = replace(self.tokens.settings, normalize=True, positions=False, ngrams=1, ngram_buckets=0)
+        return replace(
+            self,
+            tokens=StaticTokenizer(self.tokens.tokenizer, settings, num_rows=num_tokens),
+            table_RD=self.table_RD[:num_tokens],
+            token_weights_R=self.token_weights_R[:num_tokens],
+        )
+
+    def write_mean(self, folder: Path) -> None:
+        """Write a plain encoder as a folder that sentence-transformers and model2vec load."""
+        assert self.is_plain
+        tokenizer, length = self.tokens.tokenizer, self.tokens.settings.max_length_query
+        folded_RD = self.table_RD * np.exp(self.token_weights_R)[:, None]
+        folded_RD[tokenizer.token_to_id(UNKNOWN)] = 0
+        write_static_folder(folder, table_RD=folded_RD, tokenizer=tokenizer, normalize=True, max_length=length)
 
     @classmethod
     def load(cls, folder: Path) -> StaticArrays:

@@ -150,6 +150,10 @@ class TransformerEncoder(nn.Module):
         )
         return _fill_empty(tokens, self.padding_id)
 
+    def split_query(self, text: str) -> list[str]:
+        """Cut a query text into windows of the length that is read."""
+        return self._limited_tokenizer("query").split(text)
+
     def _limited_tokenizer(self, side: Side) -> LimitedTokenizer:
         """Return the tokenizer with the limits of a side, created on first use."""
         if side not in self._limited_tokenizers:

@@ -1,21 +1,32 @@
-"""Two baselines for every model to beat: the most common labels, and the labels of similar training texts."""
+"""Baselines to beat: the most common labels, the labels of similar training texts, and omikuji's trees."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset
 from dexter.errors import DataError, UsageError, require
+from dexter.evaluation.omikuji import omikuji_trees
 from dexter.evaluation.report import test_split
 from dexter.types import TopK
 
+Baseline = Literal["popularity", "neighbours", "omikuji"]
 _BLOCK_SIMILARITIES = 1 << 23
 """Similarities held at a time: 32 MB."""
+
+
+def baseline(name: Baseline, dataset: Dataset, k: int) -> TopK:
+    """Return a baseline's k best labels of every test query, trained on the training queries."""
+    if name == "popularity":
+        return popularity(dataset, k)
+    if name == "omikuji":
+        return omikuji_trees(dataset, k)
+    return TfidfNeighbours.fit(dataset.train.texts, dataset.train.relevance).predict(test_split(dataset).texts, k)
 
 
 def popularity(dataset: Dataset, k: int) -> TopK:

@@ -32,7 +32,7 @@ from dexter.evaluation.report import compare, test_split
 from dexter.evaluation.runs import predict_columns
 from dexter.metrics import overfetch
 from dexter.model.model import Model
-from dexter.model.store import encoder_fingerprint, model_folder
+from dexter.model.published import encoder_fingerprint, model_folder
 from dexter.predict.predictor import Predictor
 
 log = logging.getLogger("dexter")

@@ -1,4 +1,4 @@
-"""PNG plots: systems side by side, the curve of the frequency dial, and label frequency by rank (Zipf)."""
+"""PNG plots: systems side by side, precision and recall by band, reliability, the dial, intervals, Zipf."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dexter.errors import UsageError, require
-from dexter.evaluation.report import NUM_DECILES, Report
+from dexter.evaluation.report import NUM_DECILES, Comparison, Report
 from dexter.evaluation.tables import printable
 from dexter.files import atomic_path
 from dexter.types import BANDS
@@ -68,7 +68,12 @@ def save_dial_plot(points: Mapping[float, Mapping[str, float]], path: str | Path
     `points` are the metrics in percent by value of the dial.
     """
     figure = _new_figure(6.4, 4.4)
-    axes = figure.subplots()
+    draw_dial(figure.subplots(), points)
+    _save(figure, path)
+
+
+def draw_dial(axes: Any, points: Mapping[float, Mapping[str, float]]) -> None:
+    """Draw the curve of the dial; `points` as in `save_dial_plot`."""
     for name in (name for name in next(iter(points.values())) if name.startswith("P@")):
         across = [metrics[f"PS{name}"] for metrics in points.values()]
         up = [metrics[name] for metrics in points.values()]
@@ -78,7 +83,87 @@ def save_dial_plot(points: Mapping[float, Mapping[str, float]], path: str | Path
     axes.set(xlabel="PSP@k (rare labels count more)", ylabel="P@k", title="The frequency dial, 0 to 1")
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.legend(frameon=False)
+
+
+def save_evaluation_plot(report: Report, points: Mapping[float, Mapping[str, float]], path: str | Path) -> None:
+    """Draw an evaluation: precision against recall by band, the reliability of probabilities, and the dial's curve."""
+    figure = _new_figure(15.0, 4.4)
+    by_band, reliability, dial = figure.subplots(1, 3)
+    _draw_bands(by_band, report)
+    draw_reliability(reliability, report)
+    draw_dial(dial, points)
     _save(figure, path)
+
+
+def save_reliability_plot(report: Report, path: str | Path) -> None:
+    """Draw the share of right labels against the probability that was claimed."""
+    figure = _new_figure(5.0, 4.4)
+    draw_reliability(figure.subplots(), report)
+    _save(figure, path)
+
+
+def save_intervals_plot(differences: Mapping[str, Comparison], path: str | Path, *, against: str) -> None:
+    """Draw the difference of each run from the first with its interval, a row for each metric and run."""
+    metrics = list(next(iter(differences.values())).differences)
+    figure = _new_figure(7.0, 1.2 + 0.28 * len(metrics) * len(differences))
+    axes = figure.subplots()
+    for run, (name, found) in enumerate(differences.items()):
+        rows = [row + run / (len(differences) + 1) for row in range(len(metrics))]
+        values = [found.differences[metric] for metric in metrics]
+        centre = np.array([one.value for one in values])
+        reach = np.abs(np.array([[one.low, one.high] for one in values]).T - centre)
+        colour = COLOURS[run % len(COLOURS)]
+        axes.errorbar(centre, rows, xerr=reach, fmt="o", markersize=4, capsize=3, color=colour, label=_legend(name))
+    axes.axvline(0.0, color="#888888", linewidth=0.8)
+    axes.set_yticks(range(len(metrics)), metrics)
+    axes.invert_yaxis()
+    axes.set(xlabel=f"points above {_legend(against).strip()}", title="Differences with 95% intervals")
+    axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def draw_reliability(axes: Any, report: Report) -> None:
+    """Draw a reliability diagram: bins of claimed probability, their share of right labels, and their sizes."""
+    bins = [one for one in report.reliability if one["count"]]
+    axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)
+    if bins:
+        sizes = [10 + 190 * one["count"] / max(entry["count"] for entry in bins) for one in bins]
+        axes.scatter(
+            [one["claimed"] for one in bins], [one["right"] for one in bins], s=sizes, color=COLOURS[0], alpha=0.7
+        )
+        axes.plot([one["claimed"] for one in bins], [one["right"] for one in bins], color=COLOURS[0], linewidth=0.8)
+    else:
+        axes.annotate("the run has no probabilities", (0.5, 0.5), ha="center")
+    axes.set(
+        xlabel="probability",
+        ylabel="share of right labels",
+        title="Reliability (first 5 places)",
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+
+
+def _draw_bands(axes: Any, report: Report) -> None:
+    """Draw precision against recall at every cut-off, for all labels and for those of each band."""
+    ks = report.settings["ks"]
+    for number, (name, metrics) in enumerate({"all labels": report.metrics, **report.by_frequency}.items()):
+        points = [(metrics[f"R@{k}"], metrics[f"P@{k}"]) for k in ks]
+        if np.isfinite(points).all():
+            across, up = zip(*points, strict=True)
+            axes.plot(across, up, marker="o", markersize=4, label=name, color=COLOURS[number % len(COLOURS)])
+    for k in ks:
+        axes.annotate(
+            f"{k}",
+            (report.metrics[f"R@{k}"], report.metrics[f"P@{k}"]),
+            textcoords="offset points",
+            xytext=(4, 4),
+            fontsize=7,
+        )
+    axes.set(xlabel="R@k", ylabel="P@k", title="Precision and recall by label frequency")
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.legend(frameon=False)
 
 
 def save_zipf_plot(label_counts: np.ndarray, path: str | Path, *, title: str) -> None:
@@ -101,6 +186,11 @@ def _new_figure(width: float, height: float) -> Any:
     return figure_module.Figure(figsize=(width, height), dpi=150, layout="constrained", facecolor="white")
 
 
+def _legend(name: str) -> str:
+    """Return a name for a legend: a dollar sign would start a formula, a leading underscore would hide the name."""
+    return " " + printable(name).replace("$", r"\$")
+
+
 def _save(figure: Any, path: str | Path) -> None:
     """Write a figure as a PNG, whole or not at all."""
     with atomic_path(path) as temporary:
@@ -113,8 +203,7 @@ def _draw_panel(axes: Any, title: str, groups: Mapping[str, Sequence[float]], na
     places = np.arange(len(groups))
     table = np.array(list(groups.values()), dtype=np.float64).reshape(len(groups), len(names))
     for system, name in enumerate(names):
-        # A dollar sign would start a formula in matplotlib, a leading underscore would hide the name from the legend.
-        label = " " + printable(name).replace("$", r"\$")
+        label = _legend(name)
         offset = (system - (len(names) - 1) / 2) * width
         heights = np.nan_to_num(table[:, system])
         bars = axes.bar(places + offset, heights, width * 0.92, label=label, color=COLOURS[system % len(COLOURS)])

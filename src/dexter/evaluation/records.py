@@ -29,7 +29,7 @@ from dexter.data import Dataset
 from dexter.evaluation.report import Report, test_split
 from dexter.files import open_regular, write_json, write_text
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 MISSED_PLACES = 5
 """A label that is not among the first 5 predictions is missed."""
 MISSED_TEXTS = 10_000
@@ -57,7 +57,7 @@ def make_record(
     search: Mapping[str, Any],
     scoring: Mapping[str, Any] | None = None,
     device: str | None = None,
-    wall_seconds: float | None = None,
+    seconds: float | None = None,
 ) -> dict[str, Any]:
     """Return the result record of an evaluation on the test split; what is not known is null.
 
@@ -68,7 +68,7 @@ def make_record(
         search: the number of places that were fetched, the index and its recall against exact search.
         scoring: what else the ranking depends on: votes of neighbours, frequency dial.
         device: where the model ran.
-        wall_seconds: how long the evaluation took.
+        seconds: how long the evaluation took.
     """
     scored = test_split(dataset)
     record = {
@@ -83,6 +83,8 @@ def make_record(
         "by_decile": report.by_decile,
         "decile_sizes": report.decile_sizes,
         "calibration_error": report.calibration,
+        "hierarchy": report.hierarchy,
+        "reliability": report.reliability,
         "own_labels": report.own_labels,
         "intervals": {name: asdict(interval) for name, interval in report.intervals.items()},
         "settings": report.settings,
@@ -102,7 +104,7 @@ def make_record(
         "scoring": scoring,
         "environment": describe_environment() | {"device": device},
         "command": sys.argv,
-        "wall_seconds": wall_seconds,
+        "seconds": seconds,
         "peak_rss_bytes": peak_rss_bytes(),
     }
     return {key: json_values(value) for key, value in record.items()}

@@ -73,6 +73,12 @@ class Report:
     calibration: dict[str, float] = field(default_factory=dict)
     """Expected calibration error of the first places in percent: `softmax` before calibration, `calibrated` after it;
     empty where a run has no probabilities."""
+    hierarchy: dict[str, float] = field(default_factory=dict)
+    """Where the labels are those of a vocabulary with broader concepts: `parentP@k` (a hit on the parent counts too),
+    `hP@k` and `hR@k` (with all broader labels); empty otherwise."""
+    reliability: list[dict[str, float]] = field(default_factory=list)
+    """Bins of the calibrated probabilities of the first places: `claimed` (their mean), `right` (share of right labels)
+    and `count`; empty where a run has no probabilities."""
     own_labels: dict[str, Any] = field(default_factory=dict)
     """Where own labels are left out beside the filter pairs of the data: `num_queries` with one, `num_positive` of
     these pairs that are relevant, and `metrics_with_own`, the metrics if they were not left out."""
@@ -248,7 +254,10 @@ def restrict_to_labels(relevance: csr_matrix, members: np.ndarray) -> csr_matrix
 def test_split(dataset: Dataset) -> Split:
     """Return the test split, or raise an error that says how to get one."""
     if dataset.test is None:
-        raise DataError(f"{dataset.name} has no test split: add one, or read the validation figures of the run")
+        raise DataError(
+            f"{dataset.name} has no test split: make one with `dexter data split DATA FOLDER`, train on that folder, "
+            "or read the validation figures of the run"
+        )
     return dataset.test
 
 

@@ -11,10 +11,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
 from dexter.data.published import describe_fields
-from dexter.errors import ModelError, UsageError
+from dexter.errors import ModelError, ResourceError, UsageError
+from dexter.evaluation.baselines import Baseline, baseline
 from dexter.evaluation.records import (
     MISSED_PLACES,
     MISSED_TEXTS,
@@ -27,11 +29,21 @@ from dexter.evaluation.records import (
 )
 from dexter.evaluation.report import Comparison, Report, compare, score_report, test_split
 from dexter.evaluation.tables import render_comparison, render_deciles, render_table
-from dexter.metrics import member_mask, overfetch, remove_filtered
-from dexter.predict.calibration import FITTED_PLACES, NUM_PLACES, REPORTED_PLACES, calibration_error, level, softmax
+from dexter.metrics import hierarchy_ratios, member_mask, overfetch, remove_filtered
+from dexter.predict.calibration import (
+    FITTED_PLACES,
+    NUM_PLACES,
+    REPORTED_PLACES,
+    calibration_error,
+    level,
+    reliability,
+    softmax,
+)
 from dexter.predict.predictor import Predictor, Runtime
-from dexter.predict.rank import find_voters, rank
+from dexter.predict.scoring import choose_ranking
+from dexter.predict.windows import encode_texts, rank_texts
 from dexter.processes import Processes, SingleProcess, concatenate_arrays
+from dexter.progress import track
 from dexter.types import HeadName, TopK
 
 log = logging.getLogger("dexter")
@@ -41,6 +53,10 @@ TABLE_COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "nDCG@5", "R@10
 """The metrics of the tables that are printed, where they were computed."""
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _DIAL_KS = (1, 3, 5)
+_TEXTS_PER_BLOCK = 2048
+"""Texts that are ranked between two steps of the progress bar."""
+_HIERARCHY_K = 10
+"""Largest cut-off of the metrics that count broader labels."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +186,25 @@ def evaluate_run(
         },
         scoring=asdict(predictor.choice),
         device=predictor.model.device,
-        wall_seconds=time.monotonic() - started,
+        seconds=time.monotonic() - started,
     )
     path = record or run / "results" / f"{dataset.name}-test-{predictor.choice.head}.json"
     if processes is None or processes.rank == 0:
         write_record(path, described)
         write_misses(path.with_suffix(".misses.jsonl"), _find_test_misses(scored.dataset, columns_NK))
         log.info("result record: %s", path)
+        if record is None and predictor.choice == choose_ranking(predictor.model, predictor.scoring):
+            _remake_card(run, predictor)
     return Evaluation(report, described)
+
+
+def _remake_card(run: Path, predictor: Predictor) -> None:
+    from dexter.evaluation.card import write_card
+
+    try:
+        log.info("model card: %s", write_card(run, predictor=predictor))
+    except ResourceError as error:
+        log.warning("no model card: %s", error)
 
 
 def compare_runs(
@@ -187,14 +214,17 @@ def compare_runs(
     ks: Sequence[int] | None = None,
     propensity: tuple[float, float] | None = None,
     num_resamples: int = 1000,
+    baselines: Sequence[Baseline] = (),
 ) -> RunComparison:
-    """Score every run on the same queries, and compare each but the first with the first.
+    """Score every run and baseline on the same queries, and compare each but the first run with it.
 
-    Own labels that one of the runs leaves out are left out for all of them.
+    Own labels that one of the runs leaves out are left out for all of them, and for the baselines.
     """
-    names = [str(run) for run in runs]
+    names = [*(str(run) for run in runs), *baselines]
     if len(set(names)) < 2 or len(set(names)) < len(names):
-        raise UsageError(f"compare needs two different runs or more, got {', '.join(names) or 'none'}")
+        raise UsageError(
+            f"compare needs two different runs or more, or a run and a baseline, got {', '.join(names) or 'none'}"
+        )
     predictors = {str(run): Predictor.load(run) for run in runs}
     for predictor in predictors.values():
         dataset = _filter_own(predictor, dataset).dataset
@@ -202,6 +232,7 @@ def compare_runs(
     relevance = dataset.train.relevance
     settings: dict[str, Any] = {"ks": ks, "propensity": propensity or dataset.propensity}
     tops = {name: predict_columns(each, dataset, split, max(ks)) for name, each in predictors.items()}
+    tops |= {name: baseline(name, dataset, max(ks) + overfetch(split.filtered)).ids for name in baselines}
     reports = {
         name: score_report(top_ids, split, relevance, num_resamples=0, **settings) for name, top_ids in tops.items()
     }
@@ -234,13 +265,13 @@ def dial_curve(
     ks = [k for k in _DIAL_KS if k <= dataset.num_labels]
     _warn_of_other_fields(predictor, dataset)
     model = predictor.model
-    representations_ND = model.encode_queries(split.texts)
-    voters = find_voters(model, split.texts, representations_ND, predictor.choice)
+    encoded = encode_texts(model, split.texts, predictor.choice)
     num_places = max(ks) + overfetch(split.filtered)
     points = {}
-    for dial in sorted({*dials, predictor.choice.dial}):
+    values = sorted({*dials, predictor.choice.dial})
+    for dial in track(values, what="turn the dial", total=len(values), unit="value"):
         turned = predictor.variant(predictor.choose(dial=dial), model=model)
-        found = rank(model, turned.index, representations_ND, turned.choice, num_places, voters=voters)
+        found = rank_texts(model, turned.index, encoded, turned.choice, num_places)
         columns_NK = as_columns(turned, dataset, found.ids)
         constants = propensity or dataset.propensity
         report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, propensity=constants, num_resamples=0)
@@ -323,9 +354,37 @@ def _rank_and_score(
     found = _predict_split(predictor, split, max(*ks, FITTED_PLACES), processes=processes)
     columns_NK = as_columns(predictor, dataset, found.ids)
     report = score_report(columns_NK, split, dataset.train.relevance, ks=ks, **settings)
-    errors = _calibration_errors(predictor, split, found, columns_NK)
+    errors, bins = _calibration_errors(predictor, split, found, columns_NK)
     own = _describe_own(columns_NK, scored, ks, settings["propensity"])
-    return replace(report, calibration=errors, own_labels=own), columns_NK
+    hierarchy = _score_hierarchy(columns_NK, dataset, ks)
+    return replace(report, calibration=errors, reliability=bins, own_labels=own, hierarchy=hierarchy), columns_NK
+
+
+def _score_hierarchy(columns_NK: NDArray[np.int64], dataset: Dataset, ks: Sequence[int]) -> dict[str, float]:
+    """Return the metrics that count broader labels; none where the data set has no hierarchy."""
+    ks = [k for k in ks if k <= _HIERARCHY_K]
+    if dataset.names is None or not dataset.names.broader or not ks:
+        return {}
+    split = test_split(dataset)
+    scores_NK = np.zeros(columns_NK.shape, dtype=np.float32)
+    kept_NK = remove_filtered(columns_NK, scores_NK, split.filtered, max(ks)).ids
+    broader = _broader_matrix(dataset.label_ids, dataset.names.broader)
+    return {name: ratio.value for name, ratio in hierarchy_ratios(kept_NK, split.relevance, broader, ks).items()}
+
+
+def _broader_matrix(label_ids: Sequence[str], broader: Mapping[str, Sequence[str]]) -> csr_matrix:
+    """Return child x parent over the labels, followed by the other concepts that are above any of them."""
+    rows = {label_id: row for row, label_id in enumerate(label_ids)}
+    pairs: list[tuple[int, int]] = []
+    waiting = list(label_ids)
+    for child in waiting:
+        for parent in broader.get(child, ()):
+            if parent not in rows:
+                rows[parent] = len(rows)
+                waiting.append(parent)
+            pairs.append((rows[child], rows[parent]))
+    children, parents = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return csr_matrix((np.ones(len(pairs)), (children, parents)), shape=(len(rows), len(rows)))
 
 
 def _warn_of_other_fields(predictor: Predictor, dataset: Dataset) -> None:
@@ -343,7 +402,13 @@ def _predict_split(predictor: Predictor, split: Split, k: int, *, processes: Pro
     """Return the best labels of a split's queries; each of several processes ranks a share of the queries."""
     processes = processes or SingleProcess()
     start, stop = (len(split) * end // processes.size for end in (processes.rank, processes.rank + 1))
-    found = predictor.top(split.texts[start:stop], k + overfetch(split.filtered))
+    texts, places = split.texts[start:stop], k + overfetch(split.filtered)
+    starts = range(0, max(len(texts), 1), _TEXTS_PER_BLOCK)
+    blocks = [
+        predictor.top(texts[first : first + _TEXTS_PER_BLOCK], places)
+        for first in track(starts, what="rank", total=len(starts), unit="block")
+    ]
+    found = TopK(*(np.concatenate([getattr(block, name) for block in blocks]) for name in ("ids", "scores")))
     if processes.size == 1:
         return found
     return TopK(concatenate_arrays(processes, found.ids), concatenate_arrays(processes, found.scores))
@@ -360,14 +425,14 @@ def _find_test_misses(dataset: Dataset, columns_NK: NDArray[np.int64]) -> Iterat
 
 def _calibration_errors(
     predictor: Predictor, split: Split, found: TopK, columns_NK: NDArray[np.int64]
-) -> dict[str, float]:
-    """Return the calibration error of each query's first predictions, before and after calibration.
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Return the calibration error of each query's first predictions, before and after calibration, and its bins.
 
     Before it, the probabilities are a softmax over the labels found, at the temperature of training.
     """
     calibration = predictor.calibration
     if calibration is None:
-        return {}
+        return {}, []
     model, levels_N = predictor.model, None
     if split.filtered is not None:  # probabilities were fitted, and are predicted, without filter pairs
         levels_N = level(remove_filtered(columns_NK, found.scores, split.filtered, NUM_PLACES).scores)
@@ -375,12 +440,14 @@ def _calibration_errors(
         "softmax": softmax(found.scores, model.head.temperature),
         "calibrated": calibration.probabilities(found, model.labels.counts, levels_N=levels_N),
     }
-    errors = {}
+    errors, bins = {}, []
     for name, probabilities_NK in probabilities.items():
         kept = remove_filtered(columns_NK, probabilities_NK, split.filtered, REPORTED_PLACES)
         is_label = np.isfinite(kept.scores)
-        errors[name] = calibration_error(kept.scores[is_label], member_mask(kept.ids, split.relevance)[is_label])
-    return errors
+        hits = member_mask(kept.ids, split.relevance)[is_label]
+        errors[name] = calibration_error(kept.scores[is_label], hits)
+        bins = reliability(kept.scores[is_label], hits)  # of the last, calibrated ones
+    return errors, bins
 
 
 def _choose_ks(ks: Sequence[int] | None, dataset: Dataset) -> list[int]:

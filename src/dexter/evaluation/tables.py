@@ -83,6 +83,16 @@ def describe_calibration(report: Report) -> str:
     return f"Calibration error of the first 5 places: {before} as softmax, {after} calibrated."
 
 
+def describe_hierarchy(report: Report) -> str:
+    """Render the metrics that count broader labels as one line; empty where the labels have no hierarchy."""
+    if not report.hierarchy:
+        return ""
+    shown = {name: f"{name.removeprefix('parent')} {format_percent(value)}" for name, value in report.hierarchy.items()}
+    parents = ", ".join(text for name, text in shown.items() if name.startswith("parentP"))
+    others = ", ".join(text for name, text in shown.items() if not name.startswith("parentP"))
+    return f"With a hit on the parent counted too: {parents}. With all broader labels: {others}."
+
+
 def render_comparison(comparison: Comparison, names: tuple[str, str] = ("before", "after")) -> str:
     """Render two systems' metrics and the intervals of their differences; * marks an interval that excludes zero."""
     cells = [["", printable(names[0]), printable(names[1]), "difference", "interval", ""]]

@@ -17,13 +17,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import ModelError, UsageError
-from dexter.files import atomic_folder, verify_manifest, write_json
+from dexter.files import atomic_folder, verified, write_json
 from dexter.index.approximate import RECALL_AT, ApproximateIndex, build_measured
 from dexter.index.base import BackendName, DatabaseAddress, Engine, Index, SavedEngine, Stamp, checked_backend
 from dexter.index.exact import ExactIndex
@@ -150,41 +150,66 @@ def open_index(folder: Path, *, url: str | None = None) -> StoredIndex:
         folder: where `save_index` wrote it.
         url: address of the database, where the backend needs one.
     """
-    verify_manifest(folder)
-    path = folder / _DESCRIPTION
+    with verified(folder) as view:
+        described = _read_description(view / _DESCRIPTION)
+        keys = _read_tensors(view / _LABELS, {"keys": np.int64})["keys"]
+        kind = None if described.backend == "exact" else engine_class(described.backend)
+        arrays = _read_tensors(view / _ENGINE, kind.ARRAYS) if kind is not None and kind.ARRAYS else {}
+    if keys.shape != (described.num_labels,):
+        raise ModelError(f"{folder / _LABELS}: expected {described.num_labels} labels: {_REMEDY}")
+    engine = None
+    if kind is not None:  # only now: the arrays are the ones of the manifest
+        try:
+            engine = kind.restore(SavedEngine(arrays, described.engine, described.dimension, url))
+        except ModelError as error:
+            raise ModelError(f"{folder}: {error}: {_REMEDY}") from None
+        if engine.num_rows != described.num_labels:
+            raise ModelError(f"{folder}: {described.num_labels} labels, and {engine.num_rows} vectors: {_REMEDY}")
+    return StoredIndex(
+        folder=folder,
+        backend=described.backend,
+        stamp=Stamp(fingerprint=described.fingerprint, head=described.head, label_keys=keys),
+        dimension=described.dimension,
+        recall=described.recall,
+        depth=described.depth,
+        engine=engine,
+    )
+
+
+class _Description(NamedTuple):
+    """What the description of an index says."""
+
+    backend: BackendName
+    num_labels: int
+    dimension: int
+    depth: int
+    recall: float
+    fingerprint: str
+    head: str
+    engine: dict[str, Any]
+
+
+def _read_description(path: Path) -> _Description:
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-        version = description["format_version"]
+        found = json.loads(path.read_text(encoding="utf-8"))
+        version = found["format_version"]
         if version != FORMAT_VERSION:
             raise ModelError(f"{path}: format version {version!r}, this program reads {FORMAT_VERSION}: {_REMEDY}")
-        backend = checked_backend(str(description["backend"]))
-        num_labels = _checked_number(description["num_labels"], at_least=1)
-        dimension = _checked_number(description["dimension"], at_least=1)
-        depth = _checked_number(description["depth"], at_least=0 if backend == "exact" else 1)
-        recall = float(description["recall"])
-        fingerprint, head = str(description["fingerprint"]), str(description["head"])
-        engine_values = dict(description["engine"])
+        backend = checked_backend(str(found["backend"]))
+        return _Description(
+            backend=backend,
+            num_labels=_checked_number(found["num_labels"], at_least=1),
+            dimension=_checked_number(found["dimension"], at_least=1),
+            depth=_checked_number(found["depth"], at_least=0 if backend == "exact" else 1),
+            recall=float(found["recall"]),
+            fingerprint=str(found["fingerprint"]),
+            head=str(found["head"]),
+            engine=dict(found["engine"]),
+        )
     except ModelError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path}: not the description of an index ({error!r}): {_REMEDY}") from None
-    keys = _read_tensors(folder / _LABELS, {"keys": np.int64})["keys"]
-    if keys.shape != (num_labels,):
-        raise ModelError(f"{folder / _LABELS}: expected {num_labels} labels: {_REMEDY}")
-    engine = None
-    if backend != "exact":
-        engine = _restore_engine(folder, backend, engine_values, dimension=dimension, url=url)
-        if engine.num_rows != num_labels:
-            raise ModelError(f"{folder}: {num_labels} labels, and {engine.num_rows} vectors: {_REMEDY}")
-    return StoredIndex(
-        folder=folder,
-        backend=backend,
-        stamp=Stamp(fingerprint=fingerprint, head=head, label_keys=keys),
-        dimension=dimension,
-        recall=recall,
-        depth=depth,
-        engine=engine,
-    )
 
 
 def label_keys(ids: Sequence[str], texts: Sequence[str]) -> NDArray[np.int64]:
@@ -215,17 +240,6 @@ def engine_class(backend: BackendName) -> type[Engine]:
 
         return QdrantEngine
     raise UsageError(f"the backend {backend!r} needs no engine")
-
-
-def _restore_engine(
-    folder: Path, backend: BackendName, values: Mapping[str, Any], *, dimension: int, url: str | None
-) -> Engine:
-    kind = engine_class(backend)
-    arrays = _read_tensors(folder / _ENGINE, kind.ARRAYS) if kind.ARRAYS else {}
-    try:
-        return kind.restore(SavedEngine(arrays, values, dimension, url))
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}: {_REMEDY}") from None
 
 
 def _read_tensors(path: Path, kinds: Mapping[str, type[np.generic]]) -> dict[str, NDArray[Any]]:

@@ -10,6 +10,7 @@ Pure functions of arrays. The definitions and corner cases are in `docs/metrics.
 from __future__ import annotations
 
 from dexter.metrics.filters import overfetch, remove_filtered
+from dexter.metrics.hierarchy import hierarchy_ratios
 from dexter.metrics.hits import Hits, checked_top_ids, find_hits, member_mask, relevant_pairs
 from dexter.metrics.scores import (
     LabelCounts,
@@ -35,6 +36,7 @@ __all__ = [
     "checked_top_ids",
     "count_labels",
     "find_hits",
+    "hierarchy_ratios",
     "inverse_propensity",
     "label_metrics",
     "member_mask",

@@ -16,27 +16,33 @@ import numpy as np
 
 from dexter.errors import ModelError, UsageError
 from dexter.index import Index
+from dexter.model.examples import encode_examples, lacking_labels, with_examples
+from dexter.model.label_file import ChangedLabel, Example, LabelsOnDisk, latest_examples
 from dexter.model.labels import Labels
 from dexter.model.model import Model
 from dexter.model.similar import Duplicate, find_duplicates
-from dexter.model.store import ChangedLabel, LabelsOnDisk, LabelStore
+from dexter.model.store import LabelStore
 
 
 class LabelRefused(UsageError):
     """Raised when a change does not fit the labels; `reason` and `position` say why without quoting an id."""
 
     def __init__(
-        self, message: str, *, reason: Literal["unknown", "repeated", "taken", "retired", "last"], position: int = 0
+        self,
+        message: str,
+        *,
+        reason: Literal["unknown", "repeated", "taken", "retired", "last", "example label", "example"],
+        position: int = 0,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.position = position
-        """Which of the labels to remove, rename or add it is about."""
+        """Which of the labels to remove, rename or add, or of the examples, it is about."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelChange:
-    """Labels to remove, rename and add, in this order: all of it happens, or nothing."""
+    """Labels to remove, rename and add, in this order, and then examples: all of it happens, or nothing."""
 
     remove: Sequence[str] = ()
     """Ids of labels to remove."""
@@ -50,6 +56,15 @@ class LabelChange:
     """Whether renamed labels keep the vectors of their old texts, so that only the displayed text changes."""
     reuse_ids: bool = False
     """Whether new labels may have the ids of removed labels."""
+    add_examples: Sequence[Example] = ()
+    """Texts with labels, as `dexter.model.examples.make_example` makes them; one with a known id replaces that."""
+    remove_examples: Sequence[str] = ()
+    """Ids of examples to remove."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to change."""
+        return not (self.remove or self.rename or self.add or self.add_examples or self.remove_examples)
 
     def check(self, labels: Labels, retired: Collection[str]) -> None:
         """Raise `LabelRefused` unless the change fits the present labels; `retired` are the ids of removed ones."""
@@ -71,6 +86,22 @@ class LabelChange:
             ids.add(label_id)
         if not ids:
             raise LabelRefused("a model needs at least one label: not removing the last one", reason="last")
+
+    def check_examples(self, labels: Labels, known: Collection[str]) -> None:
+        """Raise `LabelRefused` unless the examples fit the labels as they are after the change, and the known ones."""
+        lacking = set(lacking_labels(self.add_examples, labels))
+        for position, example in enumerate(self.add_examples):
+            unknown = next((label for label in example.labels if label in lacking), None)
+            if unknown is not None:
+                message = (
+                    f"the run has no label {unknown!r}, which an example has: correct it, add it with `dexter labels "
+                    "add`, or let missing labels be added (--add-labels)"
+                )
+                raise LabelRefused(message, reason="example label", position=position)
+        for position, example_id in enumerate(self.remove_examples):
+            if example_id not in known:
+                message = f"no example has the id {example_id!r}: `dexter examples list` shows them"
+                raise LabelRefused(message, reason="example", position=position)
 
     def _check_strings(self) -> None:
         """Raise `UsageError` unless ids and texts are strings that can be written to a file."""
@@ -123,6 +154,10 @@ class LiveState:
     """Names the edit on disk that led to this version."""
     retired: frozenset[str] = frozenset()
     """Ids of removed labels."""
+    added_in: Mapping[str, int] = field(default_factory=dict)
+    """The version of the labels that added each label that was not published, by its id."""
+    examples: Mapping[str, Example] = field(default_factory=dict)
+    """By their ids, with their whole texts."""
 
 
 class LiveModel:
@@ -166,14 +201,18 @@ class LiveModel:
                 if expected is not None and expected != state.version:
                     raise VersionConflict(expected=expected, version=state.version)
                 change.check(state.model.labels, state.retired)
-                if not (change.remove or change.rename or change.add):
+                if change.is_empty:
                     return ChangeResult(state.version, [])
                 version = state.version + 1
                 changed = encode_change(state.model, change, version=version)
-                after = self._apply(state, version, changed)
+                gone = [Example(example_id, None, version=version) for example_id in change.remove_examples]
+                come = encode_examples(state.model, change.add_examples, version=version)
+                examples = latest_examples([*gone, *come])
+                after = self._apply(state, version, changed, examples)
+                change.check_examples(after.model.labels, state.examples)
                 duplicates = find_duplicates(after.model, [*change.rename, *change.add])
                 if writer is not None:
-                    after = replace(after, edit=writer.write(version, changed, by=by))
+                    after = replace(after, edit=writer.write(version, changed, examples, by=by))
             self._has_changes_in_memory |= store is None
             self.state = after
         return ChangeResult(version, duplicates)
@@ -214,7 +253,8 @@ class LiveModel:
         if found.is_whole:  # Something was undone, or the file was removed or replaced by another copy.
             self.state = self._build(self._published(), found)
         else:
-            self.state = replace(self._apply(state, found.version, found.changed), edit=found.edit)
+            after = self._apply(state, found.version, found.changed, found.examples)
+            self.state = replace(after, edit=found.edit)
         return True
 
     def _published(self) -> Model:
@@ -225,14 +265,32 @@ class LiveModel:
         """Return the published model with the label changes on disk."""
         model = apply_changes(published, found.changed, since=0)
         retired = frozenset(label.id for label in found.changed if label.text is None)
-        return LiveState(model, self._make_index(model), found.version, found.edit, retired)
+        added_in = {label.id: label.added_in for label in found.changed if label.added_in is not None}
+        examples = {example.id: example for example in found.examples if example.text is not None}
+        index = self._make_index(model)
+        if examples:
+            model = with_examples(model, list(examples.values()), added_in)
+        return LiveState(model, index, found.version, found.edit, retired, added_in, examples)
 
-    def _apply(self, state: LiveState, version: int, changed: Sequence[ChangedLabel]) -> LiveState:
-        model = apply_changes(state.model, changed, since=state.version)
-        retired = set(state.retired)
+    def _apply(
+        self, state: LiveState, version: int, changed: Sequence[ChangedLabel], changed_examples: Sequence[Example]
+    ) -> LiveState:
+        model, index = state.model, state.index
+        retired, added_in, examples = set(state.retired), dict(state.added_in), dict(state.examples)
+        if changed:
+            model = apply_changes(model, changed, since=state.version)
+            index = self._make_index(model)
         for label in changed:
             (retired.add if label.text is None else retired.discard)(label.id)
-        return LiveState(model, self._make_index(model), version, retired=frozenset(retired))
+            if label.added_in is not None:
+                added_in[label.id] = label.added_in
+        for example in changed_examples:
+            examples.pop(example.id, None)
+            if example.text is not None:
+                examples[example.id] = example
+        if changed_examples or (changed and examples):
+            model = with_examples(model, list(examples.values()), added_in)
+        return LiveState(model, index, version, b"", frozenset(retired), added_in, examples)
 
 
 def encode_change(model: Model, change: LabelChange, *, version: int = 1) -> list[ChangedLabel]:

@@ -73,6 +73,7 @@ def import_encoder(
         labels=Labels(dataset.label_ids, dataset.label_texts, dataset.label_counts),
         representations_LD=encoder.embed(encoder.tokenize(dataset.label_texts, side="label")),
         facts={"imported": str(source), "data": dataset.name, "text_fields": dataset.text_fields},
+        names=dataset.names,
     )
     model.save(out / "model")
     return model

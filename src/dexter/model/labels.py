@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import UsageError
+from dexter.model.lexical import LabelWords
 
 _NOT_WORDS = re.compile(r"[\W_]+")
 
@@ -27,6 +28,12 @@ class Labels:
     @cached_property
     def _row_by_id(self) -> dict[str, int]:
         return {label_id: row for row, label_id in enumerate(self.ids)}
+
+    @cached_property
+    def new_words(self) -> LabelWords | None:
+        """The words of the labels without training queries; None where there are no such labels."""
+        new = np.flatnonzero(self.counts == 0)
+        return LabelWords(new, [self.texts[row] for row in new.tolist()]) if len(new) else None
 
     def rows(self, ids: Iterable[str]) -> list[int]:
         """Return the row of each id; raise `UsageError` for an unknown one."""

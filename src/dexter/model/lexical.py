@@ -1,4 +1,5 @@
-"""Words that texts share: an inverted index of the training queries, and those most similar to a text by TF-IDF.
+"""Words that texts share: an inverted index of the training queries, and those most similar to a text by TF-IDF; and
+the share of a new label's words that a text contains.
 
     weight of a word in a text = (1 + log count) * idf,   idf = 1 + log((1 + M) / (1 + training queries with the word))
     similarity = cosine of the two texts' weights
@@ -13,7 +14,8 @@ Shapes: N texts, M training queries, V words.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -22,6 +24,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from dexter.index.prefix import largest_scores
 from dexter.tensor_files import row_starts
 from dexter.types import TopK
 
@@ -77,10 +80,9 @@ class LexicalIndex:
         for row, text in enumerate(texts if k else ()):
             cosines = self._cosines(text)
             values = cosines if among is None else cosines[among]
-            shared = np.flatnonzero(values > 0)
-            if len(shared) > k:
-                shared = shared[values[shared] >= np.partition(values[shared], -k)[-k]]
-            best = shared[np.argsort(-values[shared], kind="stable")[:k]]
+            near = largest_scores(values, k)
+            near = near[values[near] > 0]
+            best = near[np.argsort(-values[near], kind="stable")[:k]]
             found.ids[row, : len(best)] = best if among is None else among[best]
             found.scores[row, : len(best)] = values[best]
         return found
@@ -118,14 +120,44 @@ class LexicalIndex:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], num_queries: int) -> LexicalIndex:
         """Make it from stored arrays; raises KeyError or ValueError where they do not fit together."""
-        words, weights = arrays["words"].astype(np.int64), arrays["word_weights"].astype(np.float32)
-        queries = arrays["word_queries"]
+        words, queries, weights = arrays["words"], arrays["word_queries"], arrays["word_weights"].astype(np.float32)
         starts_V = row_starts(arrays["word_ends"], queries, num_queries)
         if len(starts_V) != len(words) + 1 or len(weights) != len(queries):
             raise ValueError("words without postings, or postings without weights")
-        if not np.isfinite(weights).all() or (np.diff(words) <= 0).any():
+        if not np.isfinite(weights).all() or words.dtype != np.int64 or (np.diff(words) <= 0).any():
             raise ValueError("weights that are not finite, or words out of order")
         return cls(words, starts_V, queries, weights, num_queries)
+
+
+class LabelWords:
+    """The words of some labels, and which share of each label's words a text contains.
+
+    Args:
+        rows: positions of the labels among those of the model.
+        texts: their texts.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], texts: Sequence[str]) -> None:
+        words = [distinct_words(text) for text in texts]
+        self._rows, self._sizes = rows, np.array([max(1, len(each)) for each in words])
+        labels: defaultdict[str, list[int]] = defaultdict(list)
+        for label, each in enumerate(words):
+            for word in each:
+                labels[word].append(label)
+        self._labels = {word: np.array(each) for word, each in labels.items()}
+
+    def shares(self, words: Set[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the rows, ascending, of the labels that share a word with a text, and the share of their words."""
+        postings = [self._labels[word] for word in words if word in self._labels]
+        if not postings:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        labels, counts = np.unique(np.concatenate(postings), return_counts=True)
+        return self._rows[labels], (counts / self._sizes[labels]).astype(np.float32)
+
+
+def distinct_words(text: str) -> frozenset[str]:
+    """Return the different words of a text."""
+    return frozenset(_WORD.findall(text[:_MAX_CHARACTERS].lower()))
 
 
 class _Codes(dict[str, int]):

@@ -4,7 +4,7 @@ model/      the encoder (a sentence-transformers folder where possible)
   dexter/   model.json (version, heads, facts), labels.jsonl (id, text, training count),
             heads.safetensors (projections, priors, classifier table), labels.safetensors (representations),
             training_queries.safetensors (see `dexter.model.training_queries`), scoring.json (what was tuned),
-            new_labels.safetensors (see `dexter.model.unseen`)
+            new_labels.safetensors (see `dexter.model.unseen`), label_names.json (labels in other languages)
   MANIFEST.json   SHA-256 of every file, written last
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,15 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dexter.data.label_names import NAMES_FILE, LabelNames
 from dexter.encoders import load_encoder
 from dexter.encoders.head_arrays import ClassifierArrays, DualArrays
 from dexter.errors import ModelError, UsageError
-from dexter.files import atomic_folder, read_object, verify_manifest, write_json
+from dexter.files import atomic_folder, read_object, verified, write_json
 from dexter.model.labels import Labels
 from dexter.model.training_queries import TrainingQueries
 from dexter.model.unseen import LabelGenerator, fill_unseen_rows
 from dexter.processes import Processes, SingleProcess
-from dexter.tensor_files import narrowed, read_tensors, write_tensors
+from dexter.tensor_files import narrowed, read_tensors, release, write_tensors
 from dexter.types import HEAD_NAMES, HeadName
 
 if TYPE_CHECKING:
@@ -57,8 +59,12 @@ class Model:
     """Recipe, data set, seed and validation metrics, as published."""
     processes: Processes = field(default_factory=SingleProcess)
     """The processes that train it together; each holds the labels and vectors of its own shard only."""
+    names: LabelNames | None = None
+    """What labels are called in the languages of the vocabulary they came from."""
     training_queries: TrainingQueries | None = None
     """The kept training queries, if any."""
+    examples: TrainingQueries | None = None
+    """Texts that were labelled after training (see `dexter.model.examples`), if any."""
     generator: LabelGenerator | None = None
     """How new labels are made, if it was learned."""
     query_encoder: OnnxEncoder | None = None
@@ -135,6 +141,7 @@ class Model:
             np.concatenate(parts, axis=1, out=vectors_LD[block, : sum(part.shape[1] for part in parts)])
         if self._needs_frequency(dial):
             vectors_LD[:, -1] = frequency_prior(self.labels.counts, self.head.temperature)
+        release(self.representations_LD, *([] if self.classifier is None else [self.classifier.table_LC]))
         return vectors_LD
 
     def score_slices(self, *, head: HeadName | None = None, dial: float | None = None) -> dict[str, slice]:
@@ -213,6 +220,8 @@ class Model:
             table_LC=table_LC,
             training_queries=None if self.training_queries is None else self.training_queries.append_labels(len(ids)),
         )
+        if self.examples is not None:
+            longer = replace(longer, examples=self.examples.append_labels(len(ids)))
         return longer._fill_rows(np.arange(first, first + len(ids))) if self.has_filled_rows else longer
 
     def fill_rows(self) -> Model:
@@ -238,13 +247,14 @@ class Model:
 
     def select_labels(self, rows: NDArray[np.int64]) -> Model:
         """Return a model with the labels of some rows, in the order given."""
-        return self.with_labels(
+        fewer = self.with_labels(
             self.labels.select(rows),
             self.representations_LD[rows],
             biases=[bias_L[rows] for bias_L in self.prior_biases()],
             table_LC=None if self.classifier is None else self.classifier.table_LC[rows],
             training_queries=None if self.training_queries is None else self.training_queries.select_labels(rows),
         )
+        return fewer if self.examples is None else replace(fewer, examples=self.examples.select_labels(rows))
 
     def rename_labels(self, texts: Mapping[int, str], representations: Mapping[int, NDArray[np.float32]]) -> Model:
         """Return a model with other texts for some rows, and other representations for some."""
@@ -275,6 +285,8 @@ class Model:
             write_json(own / "model.json", described)
             for name, record in (records or {}).items():
                 write_json(own / name, record)
+            if self.names is not None:
+                self.names.save(own / NAMES_FILE)
             if self.training_queries is not None:
                 self.training_queries.save(own)
             if self.generator is not None:
@@ -282,10 +294,14 @@ class Model:
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "cpu") -> Model:
-        """Read a published model, after checking every file against the manifest."""
-        folder = Path(folder)
-        verify_manifest(folder)
-        own = folder / _FOLDER
+        """Read a published model, whose files are checked against the manifest."""
+        with verified(folder) as view, ThreadPoolExecutor(1) as thread:
+            encoder = thread.submit(load_encoder, view, device=device)
+            return replace(cls._read(view / _FOLDER, encoder, device=device), names=_read_names(Path(folder), view))
+
+    @classmethod
+    def _read(cls, own: Path, loading: Future[TextEncoder], *, device: str) -> Model:
+        """Read our own files while the encoder is loading: their work needs the interpreter's lock in turns."""
         described = read_object(own / "model.json")
         if described.get("format_version") != FORMAT_VERSION:
             raise ModelError(
@@ -293,11 +309,14 @@ class Model:
                 f"{FORMAT_VERSION}: train again or use the version of dexter that wrote it"
             )
         labels = _read_labels(own / "labels.jsonl")
-        encoder = load_encoder(folder, device=device)
-        representations = read_tensors(own / "labels.safetensors").get("representations")
-        if representations is None or representations.shape != (len(labels.ids), encoder.dimension):
-            raise ModelError(f"{own}: expected {len(labels.ids)} label vectors of size {encoder.dimension}")
+        representations = read_tensors(own / "labels.safetensors").get("representations", np.empty((0, 0)))
         state = read_tensors(own / "heads.safetensors")
+        training_queries = TrainingQueries.load(
+            own, num_labels=len(labels.ids), dimension=representations.shape[-1], device=device
+        )
+        encoder = loading.result()
+        if representations.shape != (len(labels.ids), encoder.dimension):
+            raise ModelError(f"{own}: expected {len(labels.ids)} label vectors of size {encoder.dimension}")
         try:
             heads, facts = dict(described["heads"]), dict(described["facts"])
             dual, classifier = _build_heads(heads, state, len(labels.ids), encoder.dimension)
@@ -310,9 +329,7 @@ class Model:
             labels=labels,
             representations_LD=representations,
             facts=facts,
-            training_queries=TrainingQueries.load(
-                own, num_labels=len(labels.ids), dimension=encoder.dimension, device=device
-            ),
+            training_queries=training_queries,
             has_filled_rows=bool(heads.get("filled_rows")),
             generator=LabelGenerator.load(
                 own,
@@ -402,6 +419,14 @@ class Model:
             "classifier": None if self.classifier is None else self.classifier.storage,
             "filled_rows": self.has_filled_rows,
         }
+
+
+def _read_names(folder: Path, view: Path) -> LabelNames | None:
+    """Read the names of labels: those of the last synchronisation, else those of training, if there are any."""
+    synchronised, trained = folder / NAMES_FILE, view / _FOLDER / NAMES_FILE
+    if synchronised.exists():
+        return LabelNames.load(synchronised)
+    return LabelNames.load(trained, is_listed=True) if trained.exists() else None
 
 
 def _read_labels(path: Path) -> Labels:

@@ -20,7 +20,7 @@ from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import ModelError
 from dexter.index import ExactIndex, search
 from dexter.model.lexical import LexicalIndex
-from dexter.tensor_files import read_tensors, row_starts, write_tensors
+from dexter.tensor_files import read_tensors, release, row_starts, write_tensors
 from dexter.types import TopK
 
 if TYPE_CHECKING:
@@ -179,6 +179,7 @@ class TrainingQueries:
         if not (fits and num_queries == len(texts) == len(label_starts) - 1 > 0):
             raise ModelError(f"{path}: not the training queries of this model: restore the folder from a copy")
         index = None if vectors_MD is None else ExactIndex(vectors_MD.astype(np.float32), device)
+        release(*arrays.values())
         return cls(
             index=index,
             label_starts=label_starts,

@@ -40,18 +40,22 @@ class LabelGenerator:
 
     priors: tuple[float, ...]
     """The prior of a new label in each head that has priors, the dual encoder's first."""
+    word_weight: float
+    """What a text adds to the score of a new label of which it has every word, in units of the temperature."""
     mean_D: NDArray[np.float32]
     """The mean representation of training queries."""
     covariance_DD: NDArray[np.float32]
     """The covariance of their representations."""
 
     @classmethod
-    def of_queries(cls, queries_QD: NDArray[np.float32], *, priors: tuple[float, ...]) -> LabelGenerator:
+    def of_queries(
+        cls, queries_QD: NDArray[np.float32], *, priors: tuple[float, ...], word_weight: float
+    ) -> LabelGenerator:
         """Make a generator from the representations of training queries."""
         mean_D = queries_QD.mean(axis=0)
         centred_QD = queries_QD - mean_D
         covariance_DD = centred_QD.T @ centred_QD / np.float32(len(queries_QD))
-        return cls(priors=priors, mean_D=mean_D, covariance_DD=covariance_DD)
+        return cls(priors=priors, word_weight=word_weight, mean_D=mean_D, covariance_DD=covariance_DD)
 
     def add_examples(
         self, texts_ND: NDArray[np.float32], examples: Sequence[NDArray[np.float32]]
@@ -70,7 +74,8 @@ class LabelGenerator:
     def save(self, folder: Path) -> None:
         """Write the generator as one file of a model folder."""
         priors = np.array(self.priors, dtype=np.float32)
-        arrays = {"priors": priors, "mean": self.mean_D, "covariance": self.covariance_DD}
+        words = np.array([self.word_weight], dtype=np.float32)
+        arrays = {"priors": priors, "words": words, "mean": self.mean_D, "covariance": self.covariance_DD}
         write_tensors(folder / GENERATOR_FILE, arrays)
 
     @classmethod
@@ -79,14 +84,20 @@ class LabelGenerator:
         path = folder / GENERATOR_FILE
         if not path.exists():
             return None
-        arrays = read_tensors(path)
-        shapes = {"priors": (num_priors,), "mean": (dimension,), "covariance": (dimension, dimension)}
+        # In models of earlier versions the words of a new label do not count.
+        arrays = {"words": np.zeros(1, np.float32)} | read_tensors(path)
+        shapes = {"priors": (num_priors,), "words": (1,), "mean": (dimension,), "covariance": (dimension, dimension)}
         for name, shape in shapes.items():
             array = arrays.get(name)
             fits = array is not None and array.shape == shape and array.dtype == np.float32
             if array is None or not fits or np.abs(array).max(initial=0.0) > _LARGEST_VALUE:
                 raise ModelError(f"{path}: {name} does not fit this model: restore the folder from a copy")
-        return cls(priors=tuple(arrays["priors"].tolist()), mean_D=arrays["mean"], covariance_DD=arrays["covariance"])
+        return cls(
+            priors=tuple(arrays["priors"].tolist()),
+            word_weight=float(arrays["words"][0]),
+            mean_D=arrays["mean"],
+            covariance_DD=arrays["covariance"],
+        )
 
 
 def fill_unseen_rows(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dexter.config import DEFAULT_RECIPE, Config, load_config
+from dexter.config import Config, load_config
 from dexter.data import Dataset, load_dataset
 from dexter.errors import UsageError
 from dexter.planning.memory import MemoryEstimate, Term, estimate_disk, estimate_memory
@@ -30,6 +30,7 @@ from dexter.planning.sizes import (
     table_rows,
 )
 from dexter.planning.timing import Clock, Duration, time_run
+from dexter.recipes import DEFAULT_RECIPE
 from dexter.training.presets import resolve_counts, resolve_presets
 
 _GIB = 2**30

@@ -2,6 +2,7 @@
 
     predictor.py    `Predictor`: opens a run, predicts, changes labels
     rank.py         the one path from encoded texts to ranked labels, and the choice it depends on
+    windows.py      texts beyond the encoder's length
     neighbours.py   votes of the nearest training queries
     scoring.py      the choice that was tuned on validation, and its file
     calibration.py  scores as probabilities, by label frequency; thresholds for a wanted precision
@@ -15,9 +16,10 @@ named here too.
 """
 
 from dexter.model.edits import ChangeResult, LabelChange, LabelRefused, VersionConflict
+from dexter.model.label_file import Example, LabelEdit
 from dexter.model.labels import LabelEntry, Labels, new_label_id
 from dexter.model.similar import Duplicate, SimilarLabel
-from dexter.model.store import LabelEdit, LabelsBusy
+from dexter.model.untrusted_sqlite import LabelsBusy
 from dexter.predict.explain import MAX_PREVIEW_RANK, Explanation, LabelPreview, Word
 from dexter.predict.neighbours import Neighbour
 from dexter.predict.predictor import EmbeddedText, Prediction, Predictor
@@ -29,6 +31,7 @@ __all__ = [
     "ChangeResult",
     "Duplicate",
     "EmbeddedText",
+    "Example",
     "Explanation",
     "LabelChange",
     "LabelEdit",

@@ -95,12 +95,16 @@ class Calibration:
     """By band, and one for all labels."""
     operating: tuple[OperatingPoint, ...] = field(default=())
     """In order of threshold."""
+    falls: bool = False
+    """Whether a label is at most as likely as those above it. Maps of different bands would let it be likelier; this is
+    forbidden where validation says that it costs nothing."""
 
     def probabilities(
         self, found: TopK, counts_L: NDArray[np.integer], *, levels_N: NDArray[np.float64] | None = None
     ) -> NDArray[np.float32]:
         """Return how likely each found label is right, given the training counts of all labels; 0 for no label.
 
+        With `falls` they never rise within a query's ranking.
         `found` has at least `NUM_PLACES` places, or all labels; otherwise `levels_N` is the `level` of each query.
         """
         leads_NK, counts_NK = lead(found.scores, levels_N), counts_L[found.ids]
@@ -109,7 +113,7 @@ class Calibration:
             members = in_band(counts_NK, band) & (found.ids >= 0)
             if members.any():
                 result[members] = self._map(band)(leads_NK[members])
-        return result
+        return np.minimum.accumulate(result, axis=1) if self.falls else result
 
     def is_exhausted(
         self, found: TopK, threshold: float, *, levels_N: NDArray[np.float64] | None = None
@@ -139,7 +143,8 @@ class Calibration:
         usable = all(len(entry.leads) == len(entry.probabilities) > 0 for entry in maps.values())
         if _POOLED not in maps or not usable:
             raise ValueError("calibration maps are missing or not of one length")
-        return cls(maps=maps, operating=tuple(OperatingPoint(**point) for point in values["operating"]))
+        points = tuple(OperatingPoint(**point) for point in values["operating"])
+        return cls(maps=maps, operating=points, falls=bool(values.get("falls", False)))  # older runs have no `falls`
 
     def _map(self, band: str) -> MonotoneMap:
         """Return the map of a band, else of the rarest band with one if this is rarer, else of all labels."""
@@ -195,9 +200,25 @@ def calibrate(found: TopK, relevance: csr_matrix, counts_L: NDArray[np.integer])
         members = in_band(counts, band)
         if min(hits[members].sum(), (~hits[members]).sum()) >= _FEWEST:
             maps[band] = MonotoneMap.fit(leads[members], hits[members])
-    calibration = Calibration(maps=maps)
-    probabilities = calibration.probabilities(found, counts_L)[there]
-    return Calibration(maps=maps, operating=_operating_points(probabilities, hits, num_relevant=int(relevance.nnz)))
+    first = (slice(None), slice(REPORTED_PLACES))
+    risen_NK, fallen_NK = (
+        Calibration(maps=maps, falls=falls).probabilities(found, counts_L) for falls in (False, True)
+    )
+    hits_NK = member_mask(found.ids, relevance)
+    falls = _costs_nothing(risen_NK[first], fallen_NK[first], hits_NK[first])
+    probabilities = (fallen_NK if falls else risen_NK)[there]
+    points = _operating_points(probabilities, hits, num_relevant=int(relevance.nnz))
+    return Calibration(maps=maps, operating=points, falls=falls)
+
+
+def _costs_nothing(before_NK: NDArray[np.floating], after_NK: NDArray[np.floating], hits_NK: NDArray[np.bool_]) -> bool:
+    """Whether the log loss of other probabilities is higher by no more than a standard error of the difference."""
+    losses = [
+        -np.log(np.maximum(np.where(hits_NK, chances, 1.0 - chances), 1e-6)).mean(axis=1)
+        for chances in (before_NK.astype(np.float64), after_NK.astype(np.float64))
+    ]
+    difference = losses[1] - losses[0]
+    return bool(difference.mean() <= difference.std() / np.sqrt(len(difference)))
 
 
 def _operating_points(
@@ -232,7 +253,20 @@ def calibration_error(probabilities: NDArray[np.floating], hits: NDArray[np.bool
     """
     if not probabilities.size:
         return float("nan")
+    return float(
+        100.0
+        * sum(abs(one["claimed"] - one["right"]) * one["count"] for one in reliability(probabilities, hits))
+        / probabilities.size
+    )
+
+
+def reliability(probabilities: NDArray[np.floating], hits: NDArray[np.bool_]) -> list[dict[str, float]]:
+    """Return the mean probability, the share of hits and the size of each of 15 bins of equal width that has any."""
     bins = np.minimum((probabilities * _BINS).astype(np.int64), _BINS - 1).ravel()
     claimed = np.bincount(bins, weights=probabilities.ravel().astype(np.float64), minlength=_BINS)
     right = np.bincount(bins, weights=hits.ravel().astype(np.float64), minlength=_BINS)
-    return float(100.0 * np.abs(claimed - right).sum() / probabilities.size)
+    sizes = np.bincount(bins, minlength=_BINS)
+    return [
+        {"claimed": float(claimed[one] / sizes[one]), "right": float(right[one] / sizes[one]), "count": int(sizes[one])}
+        for one in np.flatnonzero(sizes)
+    ]

@@ -58,7 +58,8 @@ class Explanation:
     text: str
     """The label's."""
     parts: Mapping[str, float]
-    """What adds up to the score: inner products of encoder and classifier, their priors, the votes of neighbours."""
+    """What adds up to the score: inner products of encoder and classifier, their priors, the votes of neighbours,
+    and for a new label the words that the text shares with it."""
     words: Sequence[Word]
     """The text's words in order."""
     neighbours: Sequence[Neighbour]
@@ -189,6 +190,7 @@ def preview_label(model: Model, index: Index, choice: RankingChoice, text: str, 
     added = encode_change(model, LabelChange(add=[(new_label_id(label_text, set(model.labels.ids)), label_text)]))
     small = apply_changes(model.select_labels(np.union1d(best_rows[best_rows >= 0], near_rows)), added)
     small_index = ExactIndex(small.label_vectors(head=choice.head, dial=choice.dial))
+    voters = find_voters(small, [text], representations_1D, choice)
     found = rank(small, small_index, representations_1D, choice, MAX_PREVIEW_RANK, voters=voters)
     rows = found.ids[0].tolist()
     new_row = len(small.labels.ids) - 1

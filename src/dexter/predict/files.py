@@ -7,12 +7,14 @@ The settings are written beside the outputs once, and a folder refuses predictio
 
 from __future__ import annotations
 
+import csv
 import glob
+import io
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from itertools import tee
+from itertools import pairwise, tee
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +25,11 @@ from dexter.predict.explain import Explanation
 from dexter.predict.filters import LabelFilter
 from dexter.predict.predictor import Prediction, Predictor
 from dexter.processes import Launch
+from dexter.progress import count_lines, track
 
 log = logging.getLogger("dexter")
-FORMS = ("text", "jsonl", "tsv")
+FORMS = ("text", "jsonl", "tsv", "csv")
+_CSV_HEADER = "id,rank,label_id,label_text,score,probability"
 _SHOWN_CHARACTERS = 100
 """Characters of a text that are printed above its labels."""
 _SETTINGS_FILE = "predictions.json"
@@ -42,8 +46,12 @@ class Query(NamedTuple):
 
 def form_of(path: Path | None) -> str:
     """Return the form of predictions for the ending of a file's name; text for stdout."""
-    ending = "" if path is None else path.suffix.removeprefix(".")
-    return ending if ending in FORMS else "text"
+    ending = "" if path is None else path.suffix.removeprefix(".").lower()
+    if ending in ("", "txt"):
+        return "text"
+    if ending not in FORMS:
+        raise UsageError(f"--output {path}: expected an ending of .txt, .jsonl, .tsv or .csv, or a --format")
+    return ending
 
 
 def predict_texts(
@@ -55,12 +63,13 @@ def predict_texts(
     form: str = "text",
     explain: bool = False,
     labels: LabelFilter | None = None,
+    language: str | None = None,
 ) -> Iterator[str]:
     """Yield one line (as text: one block of lines) per query, in order; with `explain` also why each label is there.
 
-    `labels` are those that may be returned; all if left out.
+    `labels` are those that may be returned; all if left out. `language` is as in `Predictor.predict`.
     """
-    forms = tuple(name for name in FORMS if not (explain and name == "tsv"))
+    forms = tuple(name for name in FORMS if not (explain and name in ("tsv", "csv")))
     if form not in forms:
         raise UsageError(f"--format {form!r}{' with --explain' * explain}: expected one of {', '.join(forms)}")
     # The copies advance together but for one block of the predictor's, so little is held between them.
@@ -74,12 +83,23 @@ def predict_texts(
         exclude=labels.exclude,
         only=labels.only,
         bands=labels.bands,
+        language=language,
     )
-    num_empty = 0
+    if form == "csv":
+        yield _CSV_HEADER
+    num_texts = num_empty = 0
+    rises = False
     for query, found in zip(shown, ranked, strict=True):
+        num_texts += 1
         num_empty += not query.text.strip()
+        rises = rises or any((lower.probability or 0) > (label.probability or 0) for label, lower in pairwise(found))
         why = predictor.explain_labels(query.text, [label.id for label in found]) if explain else None
-        yield _format(form, query, found, why)
+        if found or form != "csv":
+            yield _format(form, query, found, why)
+    if rises:
+        log.info("a lower label may be likelier: probabilities are learned for rare and frequent labels apart")
+    if not num_texts:
+        log.warning("the input has no texts: nothing is predicted")
     if num_empty:
         log.warning("%d of the texts are empty: their labels say only what is common", num_empty)
 
@@ -115,6 +135,8 @@ def predict_files(
     threshold: float | None = None,
     form: str = "jsonl",
     labels: LabelFilter | None = None,
+    text_column: str | None = None,
+    language: str | None = None,
     launch: Launch | None = None,
 ) -> list[Path]:
     """Predict for every file that a pattern such as 'part-*.jsonl' matches; return the outputs that this process wrote.
@@ -127,6 +149,8 @@ def predict_files(
         threshold: only labels that are right with at least this probability.
         form: how predictions are written.
         labels: those that may be returned; all if left out.
+        text_column: for tables, the text column, or several joined by "+"; guessed if left out.
+        language: of the labels' texts, as in `Predictor.predict`.
         launch: this process among those that share the files; a single process if left out.
     """
     # Imported here because a text on the command line does not need it, and it takes a while.
@@ -146,6 +170,8 @@ def predict_files(
     if labels is not None and not labels.is_empty:
         # As JSON reads it back: lists, not tuples.
         settings["labels"] = json.loads(json.dumps(asdict(labels)))
+    if language is not None:
+        settings["language"] = language
     _claim(folder, settings)
     written = []
     for target, source in list(outputs.items())[launch.rank :: launch.size]:
@@ -154,7 +180,8 @@ def predict_files(
             continue
         for leftover in folder.glob(f".tmp-*-{glob.escape(target.name)}"):
             leftover.unlink(missing_ok=True)
-        lines = predict_texts(predictor, read_texts(source), k=k, threshold=threshold, form=form, labels=labels)
+        texts = track(read_texts(source, text_column=text_column), what=source.name, total=count_lines(source))
+        lines = predict_texts(predictor, texts, k=k, threshold=threshold, form=form, labels=labels, language=language)
         write_lines(lines, target)
         log.info("%s -> %s", source, target)
         written.append(target)
@@ -163,10 +190,12 @@ def predict_files(
 
 def _format(form: str, query: Query, labels: list[Prediction], why: list[Explanation] | None) -> str:
     if form == "jsonl":
-        entries = [_values(label) for label in labels]
+        entries = [_values(label, rank) for rank, label in enumerate(labels, start=1)]
         if why is not None:
             entries = [entry | {"explanation": one.to_json()} for entry, one in zip(entries, why, strict=True)]
-        return json.dumps({"uid": query.uid, "labels": entries}, ensure_ascii=False)
+        return json.dumps({"id": query.uid, "labels": entries}, ensure_ascii=False)
+    if form == "csv":
+        return _csv_rows(query, labels)
     if form == "tsv":
         return "\t".join([_flat(query.uid), *(f"{_flat(label.id)}\t{label.score:.6f}" for label in labels)])
     cut = query.text[: _SHOWN_CHARACTERS + 1]
@@ -179,9 +208,18 @@ def _format(form: str, query: Query, labels: list[Prediction], why: list[Explana
     return "\n".join(lines)
 
 
-def _values(label: Prediction) -> dict[str, Any]:
-    values: dict[str, Any] = {"id": label.id, "text": label.text, "score": round(label.score, 6)}
+def _values(label: Prediction, rank: int) -> dict[str, Any]:
+    values: dict[str, Any] = {"id": label.id, "text": label.text, "score": round(label.score, 6), "rank": rank}
     return values if label.probability is None else values | {"probability": round(label.probability, 4)}
+
+
+def _csv_rows(query: Query, labels: list[Prediction]) -> str:
+    rows = io.StringIO()
+    cells = csv.writer(rows, lineterminator="\n")
+    for rank, label in enumerate(labels, start=1):
+        values = _values(label, rank)
+        cells.writerow([query.uid, rank, label.id, label.text, values["score"], values.get("probability", "")])
+    return rows.getvalue().removesuffix("\n")
 
 
 def _numbers(label: Prediction) -> str:

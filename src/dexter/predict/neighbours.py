@@ -6,6 +6,13 @@
 Queries are near by the encoder's vectors or by the words they share (`dexter.model.lexical`); each kind votes with its
 own settings, and both votes are added.
 
+Examples, which people labelled after training, vote too, also where tuning let no training query vote. They are few:
+a softmax would give even a far one the whole vote. Their weights are therefore absolute,
+
+    weight = exp((cosine - 1) / temperature), divided by their sum where that is above 1
+
+so that a text which is nearly an example gets its labels, and other texts keep theirs (docs/annotation.md has figures).
+
 A label without votes keeps its score, and votes are never negative. The k best labels are therefore among the k best
 of the model and the labels with votes; a label found only by votes gets its exact model score, so the result equals
 scoring every label. The idea is that of RAE-XMC and PEFA. Adding votes to probabilities or logarithms instead of
@@ -74,6 +81,12 @@ DEFAULT_LEXICAL_VOTES = VoteSettings(neighbours=20, temperature=0.1, weight=4.0)
 """The same for the queries that are nearest by words; they vote only if that was tuned."""
 
 
+EXAMPLE_VOTES = VoteSettings(neighbours=20, temperature=0.06, weight=20.0)
+"""How examples vote: an exact copy adds `weight` temperatures of the model to the score of each of its labels."""
+_FAINT = 1e-3
+"""Examples with less weight than this do not vote."""
+
+
 def find_neighbours(
     model: Model, representations_ND: NDArray[np.float32], k: int, *, label: int | None = None
 ) -> list[list[Neighbour]]:
@@ -124,18 +137,16 @@ def lexical_index(model: Model) -> LexicalIndex:
     return lexical
 
 
-def count_votes(training_queries: TrainingQueries, nearest: TopK, temperature: float) -> csr_matrix:
-    """Count the votes of the nearest training queries: texts x labels, each from 0 to 1.
-
-    `nearest` has for each text the rows of the queries that vote and their cosines, best first.
-    """
+def count_votes(
+    training_queries: TrainingQueries, rows_NK: NDArray[np.int64], weights_NK: NDArray[np.float32]
+) -> csr_matrix:
+    """Count the votes of some training queries (their rows, for each text) with some weights: texts x labels."""
     # Imported here because one text does not need it, and it takes a while.
     from scipy.sparse import csr_matrix
 
-    num_texts, num_neighbours = nearest.ids.shape
-    weights = vote_weights(nearest.scores, temperature)
+    num_texts, num_neighbours = rows_NK.shape
     row_starts = np.arange(num_texts + 1) * num_neighbours
-    chosen = csr_matrix((weights.ravel(), nearest.ids.ravel(), row_starts), shape=(num_texts, len(training_queries)))
+    chosen = csr_matrix((weights_NK.ravel(), rows_NK.ravel(), row_starts), shape=(num_texts, len(training_queries)))
     votes: csr_matrix = chosen @ training_queries.relevance
     return votes
 
@@ -149,6 +160,14 @@ def vote_weights(cosines_NK: NDArray[np.float32], temperature: float) -> NDArray
     weights_NK: NDArray[np.float32] = np.exp((cosines_NK - cosines_NK[:, :1]) / temperature, dtype=np.float32)
     weights_NK *= cosines_NK > 0
     weights_NK /= np.maximum(weights_NK.sum(axis=1, keepdims=True), _TINY)
+    return weights_NK
+
+
+def example_weights(cosines_NK: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the weights of the votes of examples by their cosines, at most 1 in sum for each text."""
+    weights_NK: NDArray[np.float32] = np.exp((cosines_NK - 1) / EXAMPLE_VOTES.temperature, dtype=np.float32)
+    weights_NK[weights_NK < _FAINT] = 0
+    weights_NK /= np.maximum(weights_NK.sum(axis=1, keepdims=True), 1)
     return weights_NK
 
 
@@ -172,6 +191,13 @@ def count_votes_on_one(
     labels, owners = np.unique(training_queries.label_rows[places], return_inverse=True)
     gains = np.bincount(owners, np.repeat(weights, lengths), minlength=len(labels)).astype(np.float32)
     return LabelVotes(labels[gains > 0], gains[gains > 0])
+
+
+def add_label_votes(parts: Sequence[LabelVotes]) -> LabelVotes:
+    """Add up the votes of several kinds."""
+    labels, owners = np.unique(np.concatenate([part.labels for part in parts]), return_inverse=True)
+    gains = np.bincount(owners, np.concatenate([part.gains for part in parts]), minlength=len(labels))
+    return LabelVotes(labels, gains.astype(np.float32))
 
 
 def add_votes_to_one(
@@ -219,12 +245,12 @@ def add_votes(
     num_labels = len(labels_LD)
     voted, gains = _pair_keys(votes), votes.data
     if exclude is not None:
-        allowed = ~np.isin(voted, _pair_keys(exclude))
-        voted, gains = voted[allowed], gains[allowed]
+        is_excluded, _ = _look_up(voted, _pair_keys(exclude))
+        voted, gains = voted[~is_excluded], gains[~is_excluded]
     listed, scores = _listed_pairs(found, num_labels)
-    is_new = ~np.isin(voted, listed)
-    order = np.argsort(listed)
-    scores[order[np.searchsorted(listed, voted[~is_new], sorter=order)]] += gains[~is_new]
+    is_listed, places = _look_up(voted, listed)
+    scores[places[is_listed]] += gains[is_listed]
+    is_new = ~is_listed
     best = _best(listed, scores, found.ids.shape, num_labels)
     new, gains = voted[is_new], gains[is_new]
     rows = new // num_labels
@@ -240,6 +266,15 @@ def add_votes(
             both = np.concatenate([pairs, new[reaching]]), np.concatenate([scores, more])
             best = _best(*both, found.ids.shape, num_labels)
     return best
+
+
+def _look_up(keys: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return whether each key is among the known ones, and where it is if so."""
+    if not len(known):
+        return np.zeros(len(keys), dtype=np.bool_), np.zeros(len(keys), dtype=np.int64)
+    order = np.argsort(known)
+    places = order[np.minimum(np.searchsorted(known, keys, sorter=order), len(known) - 1)]
+    return known[places] == keys, places
 
 
 def _listed_pairs(found: TopK, num_labels: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

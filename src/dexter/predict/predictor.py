@@ -17,21 +17,28 @@ from dexter.data.own_labels import OwnLabelFinder, OwnLabels
 from dexter.errors import UsageError, require
 from dexter.index import Index
 from dexter.model.edits import ChangeResult, LabelChange, LiveModel
+from dexter.model.examples import find_labels, join_examples, lacking_labels, make_example
+from dexter.model.hub import find_run
+from dexter.model.label_file import Example, LabelEdit
 from dexter.model.labels import LabelPage, Labels
 from dexter.model.model import Model
+from dexter.model.published import encoder_fingerprint, fingerprint, model_folder
 from dexter.model.similar import SimilarLabel, find_similar
-from dexter.model.store import LabelEdit, LabelStore, encoder_fingerprint, fingerprint, model_folder
+from dexter.model.store import LabelStore
 from dexter.predict.calibration import NUM_PLACES, Calibration, level
 from dexter.predict.explain import Explanation, LabelPreview, explain_labels, preview_label
 from dexter.predict.filters import LabelFilter
 from dexter.predict.neighbours import Neighbour, find_lexical_neighbours, find_neighbours, kept_queries
-from dexter.predict.rank import RankingChoice, find_voters, rank
+from dexter.predict.rank import RankingChoice
 from dexter.predict.run_index import RunIndex, index_labels, open_run_index
 from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking, read_scoring
+from dexter.predict.windows import encode_texts, rank_texts
 from dexter.types import HeadName, TopK
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
+
+    from dexter.data import Dataset
 
 log = logging.getLogger("dexter")
 Runtime = Literal["torch", "onnx"]
@@ -131,6 +138,7 @@ class Predictor:
         cls,
         run: str | Path,
         *,
+        revision: str | None = None,
         head: HeadName | None = None,
         neighbours: bool | None = None,
         dial: float | None = None,
@@ -142,7 +150,8 @@ class Predictor:
         """Open a run folder, or the model folder in it, with the label changes that are stored there.
 
         Args:
-            run: the folder.
+            run: the folder; or "organisation/name", a model on the Hugging Face hub (extra `hub`).
+            revision: the commit, tag or branch of a model on the hub.
             head: "encoder", or for a model with a classifier also "classifier" or "unified"; None: as tuned.
             neighbours: whether the nearest training queries vote for their labels; None: as tuned.
             dial: weight of the label prior, from 0 (rare labels up) to 1 (common labels up); None: as tuned, else as
@@ -152,7 +161,7 @@ class Predictor:
             index: "exact" to score every label; None: the run's index where it has one.
             runtime: "onnx" encodes queries on a CPU with what `dexter export` made.
         """
-        folder = model_folder(run)
+        folder = model_folder(find_run(run, revision=revision))
         reload = partial(_load_model, folder, device=device, runtime=runtime)
         known = fingerprint(folder)
         model = reload()
@@ -267,6 +276,7 @@ class Predictor:
         exclude: Iterable[str] | None = None,
         only: Iterable[str] | None = None,
         bands: Iterable[str] | None = None,
+        language: str | None = None,
     ) -> list[list[Prediction]]:
         """Return the best labels of each text, best first.
 
@@ -280,6 +290,7 @@ class Predictor:
             exclude: ids of labels that are not returned.
             only: ids of the labels that may be returned; if left out, any.
             bands: bands of frequency whose labels may be returned: frequent, torso, tail, unseen; if left out, any.
+            language: texts of labels are their names in this language of the run's vocabulary, where they have one.
         """
         if isinstance(texts, str):
             raise UsageError("predict takes a list of texts: write predict([text])")
@@ -290,11 +301,17 @@ class Predictor:
         allowed = LabelFilter.of(exclude, only, bands).allowed_rows(labels)
         if allowed is not None and not len(allowed):
             return [[] for _ in texts]
+        names = self.names(language)
         limits = _Limits(k, threshold, self._own_pairs(labels, texts, ids), allowed)
         found, probabilities = self._find(model, state.index, texts, limits)
         return [
             [
-                Prediction(labels.ids[row], labels.texts[row], float(score), None if chance is None else float(chance))
+                Prediction(
+                    labels.ids[row],
+                    names.get(labels.ids[row], labels.texts[row]),
+                    float(score),
+                    None if chance is None else float(chance),
+                )
                 for row, score, chance in zip(rows, scores, chances, strict=True)
                 if row >= 0 and (threshold is None or chance >= threshold)
             ]
@@ -311,6 +328,7 @@ class Predictor:
         exclude: Iterable[str] | None = None,
         only: Iterable[str] | None = None,
         bands: Iterable[str] | None = None,
+        language: str | None = None,
     ) -> Iterator[list[Prediction]]:
         """Predict any number of texts in order, in constant memory; arguments as in `predict`."""
         chosen = LabelFilter.of(exclude, only, bands)
@@ -324,7 +342,16 @@ class Predictor:
                 exclude=chosen.exclude,
                 only=chosen.only,
                 bands=chosen.bands,
+                language=language,
             )
+
+    def names(self, language: str | None) -> Mapping[str, str]:
+        """Return the names of labels by id in a language of the run's vocabulary; none if no language is given."""
+        if language is None:
+            return {}
+        if self.model.names is None:
+            raise UsageError("the labels of this run have no names in other languages: train it with a vocabulary")
+        return self.model.names.in_language(language)
 
     def find_threshold(self, *, precision: float | None = None) -> float:
         """Return the lowest threshold with at least this precision on validation; that of the best F1 if left out."""
@@ -334,9 +361,8 @@ class Predictor:
         """Return the k best labels of each text as positions in `labels`, without the pairs of `exclude`."""
         _check_k(k)
         state = self._live.state
-        representations_ND = state.model.encode_queries(texts)
-        voters = find_voters(state.model, texts, representations_ND, self.choice)
-        return rank(state.model, state.index, representations_ND, self.choice, k, voters=voters, exclude=exclude)
+        encoded = encode_texts(state.model, texts, self.choice)
+        return rank_texts(state.model, state.index, encoded, self.choice, k, exclude=exclude)
 
     def nearest(self, texts: Sequence[str], k: int = 5, *, label: str | None = None) -> list[list[Neighbour]]:
         """Find the k training queries most similar to each text, best first; with `label` only those that have it.
@@ -393,6 +419,46 @@ class Predictor:
         """
         return self.edit_labels(LabelChange(rename=labels, keep_vectors=keep_vectors), by=by)
 
+    @property
+    def examples(self) -> list[Example]:
+        """The texts that were labelled after training, in the order of their last changes."""
+        return list(self._live.state.examples.values())
+
+    def add_examples(
+        self,
+        examples: Sequence[tuple[str, Sequence[str]]],
+        *,
+        ids: Sequence[str | None] | None = None,
+        add_labels: bool = False,
+        by: str | None = None,
+    ) -> ChangeResult:
+        """Add texts with labels, without training: texts like them get these labels from now on.
+
+        All of them are added or, when one is refused, none. An example replaces one with the same id, or with the same
+        text if it has none.
+
+        Args:
+            examples: (text, labels): ids of labels, or texts that only one label has.
+            ids: an id for each example, or None.
+            add_labels: whether labels that the run lacks are added, with their names as ids and texts.
+            by: who adds them, for the history.
+        """
+        if ids is not None and len(ids) != len(examples):
+            raise UsageError(
+                f"got {len(ids)} ids for {len(examples)} examples: give one each, None where there is none"
+            )
+        made = [
+            make_example(text, labels, example_id=example_id)
+            for (text, labels), example_id in zip(examples, ids or [None] * len(examples), strict=True)
+        ]
+        found = find_labels({example.id: example for example in made}.values(), self.labels)
+        add = [(name, name) for name in lacking_labels(found, self.labels)] if add_labels else []
+        return self.edit_labels(LabelChange(add=add, add_examples=found), by=by)
+
+    def remove_examples(self, ids: Sequence[str], *, by: str | None = None) -> ChangeResult:
+        """Remove examples, which do not vote any more; when one is unknown, none is removed."""
+        return self.edit_labels(LabelChange(remove_examples=ids), by=by)
+
     def edit_labels(self, change: LabelChange, *, expected: int | None = None, by: str | None = None) -> ChangeResult:
         """Remove, rename and add labels as one change: all of it, or nothing; on disk first if `persistent`.
 
@@ -438,6 +504,14 @@ class Predictor:
         vectors_ND = model.head.vectors(model.encode_tokens(tokens, side=side))
         return [EmbeddedText(*each) for each in zip(vectors_ND, tokens.lengths.tolist(), strict=True)]
 
+    def example_dataset(self, data: Dataset | None = None) -> Dataset:
+        """Return the examples as a data set to train on, with the present labels; after the training split of `data`.
+
+        Raises `UsageError` where there is none.
+        """
+        state = self._live.state
+        return join_examples(self.examples, state.model.labels, data)
+
     def sample_training_texts(self, count: int) -> list[str]:
         """Return about `count` training queries at equal distances; none if they were not kept."""
         kept = self.model.training_queries
@@ -468,9 +542,8 @@ class Predictor:
             raise UsageError(f"the threshold is {threshold}: expected a probability above 0 and up to 1")
         wanted = k if k is not None else _DEFAULT_K if threshold is None else NUM_PLACES
         _check_k(wanted)
-        representations_ND = model.encode_queries(texts)
-        voters = find_voters(model, texts, representations_ND, self.choice)
-        search = partial(rank, model, index, representations_ND, self.choice, voters=voters, exclude=own)
+        encoded = encode_texts(model, texts, self.choice)
+        search = partial(rank_texts, model, index, encoded, self.choice, exclude=own)
         if calibration is None:
             found = search(wanted, allowed=allowed)
             return found, np.full(found.ids.shape, None)
@@ -487,10 +560,15 @@ class Predictor:
         return TopK(found.ids[:, :wanted], found.scores[:, :wanted]), probabilities[:, :wanted]
 
     def _checked_calibration(self) -> Calibration:
+        if self.scoring.calibration is None:
+            raise UsageError(
+                "this run has no probabilities, because it had no validation queries or too few labels were right on "
+                "them: train it with more data or a larger validation.fraction; -k works without"
+            )
         if self.calibration is None:
             raise UsageError(
-                "no probabilities for labels ranked this way: leave head, neighbours and dial as tuned, or learn "
-                "them with `dexter tune RUN DATA` (it needs validation queries)"
+                "no probabilities for labels ranked this way: leave head, neighbours and dial as tuned, or choose "
+                "them with `dexter tune RUN DATA`"
             )
         return self.calibration
 

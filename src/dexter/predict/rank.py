@@ -5,23 +5,28 @@ Shapes: N texts, D dimensions, K labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import UsageError
 from dexter.index import Index, search
+from dexter.model.lexical import LabelWords, distinct_words
 from dexter.model.model import Model
+from dexter.model.training_queries import TrainingQueries
 from dexter.predict.neighbours import (
+    EXAMPLE_VOTES,
     LabelVotes,
     VoteSettings,
+    add_label_votes,
     add_votes,
     add_votes_to_one,
     count_votes,
     count_votes_on_one,
+    example_weights,
     kept_queries,
     lexical_index,
     vote_weights,
@@ -31,6 +36,7 @@ from dexter.types import HeadName, TopK
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
+WindowPooling = Literal["first", "mean", "max"]
 MAX_SEARCHED_PAST = 64
 """If a request leaves out at most this many labels, the index searches past them."""
 _LABELS_AT_A_TIME = 2**16
@@ -49,6 +55,10 @@ class RankingChoice:
     """How the training queries vote that are nearest by their vectors; None: they do not."""
     lexical_votes: VoteSettings | None = None
     """How the training queries vote that are nearest by their words; None: they do not."""
+    examples: bool = True
+    """Whether texts that were labelled after training vote, where there are any."""
+    windows: WindowPooling = "first"
+    """What is read of texts beyond the encoder's length (`dexter.predict.windows`)."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dial <= 1.0:
@@ -60,14 +70,29 @@ class RankingChoice:
         return self.votes is not None or self.lexical_votes is not None
 
 
+class WeighedVotes(NamedTuple):
+    """The votes of one kind on texts."""
+
+    kind: str
+    voters: TrainingQueries
+    rows_NK: NDArray[np.int64]
+    """The rows of those that vote on each text."""
+    weights_NK: NDArray[np.float32]
+    """What each adds to the scores of its labels."""
+
+
 class Voters(NamedTuple):
     """The training queries that vote on texts: their rows and cosines, best first; None where a kind does not vote."""
 
     by_vectors: TopK | None
     by_words: TopK | None
+    examples: TopK | None = None
+    """The same of the examples."""
+    words: Sequence[Set[str]] | None = None
+    """The words of each text, which speak for new labels that have them; None where there are no new labels."""
 
-    def with_settings(self, choice: RankingChoice) -> Iterator[tuple[str, TopK, VoteSettings]]:
-        """Yield the name of each kind that votes, the queries that do, and how."""
+    def weigh(self, model: Model, choice: RankingChoice) -> Iterator[WeighedVotes]:
+        """Yield the votes of each kind."""
         kinds = (
             ("neighbours", self.by_vectors, choice.votes),
             ("neighbours by words", self.by_words, choice.lexical_votes),
@@ -75,38 +100,86 @@ class Voters(NamedTuple):
         for name, nearest, settings in kinds:
             if nearest is not None and settings is not None:
                 first = slice(settings.neighbours)
-                yield name, TopK(nearest.ids[:, first], nearest.scores[:, first]), settings
+                weights_NK = vote_weights(nearest.scores[:, first], settings.temperature)
+                weights_NK *= np.float32(settings.weight * model.head.temperature)
+                yield WeighedVotes(name, kept_queries(model), nearest.ids[:, first], weights_NK)
+        if self.examples is not None and model.examples is not None:
+            weights_NK = example_weights(self.examples.scores)
+            weights_NK *= np.float32(EXAMPLE_VOTES.weight * model.head.temperature)
+            yield WeighedVotes("examples", model.examples, self.examples.ids, weights_NK)
 
 
 def find_voters(
     model: Model, texts: Sequence[str], representations_ND: NDArray[np.float32], choice: RankingChoice
 ) -> Voters:
-    """Find the training queries that vote on texts, whose representations `Model.encode_queries` gave."""
+    """Find the training queries and words that vote on texts, whose representations `Model.encode_queries` gave."""
     votes, lexical = choice.votes, choice.lexical_votes
+    examples = model.examples if choice.examples else None
     return Voters(
         None if votes is None else kept_queries(model).nearest(representations_ND, votes.neighbours),
         None if lexical is None else lexical_index(model).nearest(texts, lexical.neighbours),
+        None if examples is None else examples.nearest(representations_ND, EXAMPLE_VOTES.neighbours),
+        None if _new_words(model) is None else [distinct_words(text) for text in texts],
     )
+
+
+def _new_words(model: Model) -> LabelWords | None:
+    """Return the words of new labels, if the model has learned that they count."""
+    return model.labels.new_words if model.generator is not None and model.generator.word_weight else None
+
+
+def _word_weight(model: Model, choice: RankingChoice) -> float:
+    assert model.generator is not None
+    return model.generator.word_weight * model.head.temperature * (2 if choice.head == "unified" else 1)
+
+
+def word_gains(words: Set[str], labels: LabelWords, weight: float) -> LabelVotes:
+    """Return what the words of a text add to the scores of new labels: the square of the share that each has, weighed.
+
+    A trained label has learned which words speak for it; a new one has only its own.
+    """
+    rows, shares = labels.shares(words)
+    return LabelVotes(rows, np.float32(weight) * shares**2)
 
 
 def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str, csr_matrix]:
     """Return what each kind of votes adds to the scores, by name, texts x labels."""
-    parts = {}
-    for name, nearest, settings in voters.with_settings(choice):
-        parts[name] = count_votes(kept_queries(model), nearest, settings.temperature)
-        parts[name].data *= np.float32(settings.weight * model.head.temperature)
+    parts = {
+        votes.kind: count_votes(votes.voters, votes.rows_NK, votes.weights_NK) for votes in voters.weigh(model, choice)
+    }
+    labels = _new_words(model)
+    if labels is not None and voters.words is not None:
+        parts["words of the label"] = _word_votes(model, voters.words, labels, choice)
     return parts
+
+
+def _word_votes(model: Model, words: Sequence[Set[str]], labels: LabelWords, choice: RankingChoice) -> csr_matrix:
+    """Return what the words of texts add to the scores of new labels, texts x labels."""
+    from scipy.sparse import csr_matrix
+
+    gains = [word_gains(each, labels, _word_weight(model, choice)) for each in words]
+    starts = np.cumsum([0, *(len(each.labels) for each in gains)])
+    columns, values = (np.concatenate(arrays) for arrays in zip(*gains, strict=True))
+    return csr_matrix((values, columns, starts), shape=(len(words), len(model.labels.ids)))
 
 
 def votes_on_one(model: Model, voters: Voters, choice: RankingChoice) -> LabelVotes:
     """Return what all votes add to the scores of one text."""
-    rows, weights = [], []
-    for _, nearest, settings in voters.with_settings(choice):
-        rows.append(nearest.ids[0])
-        weights.append(
-            vote_weights(nearest.scores, settings.temperature)[0] * np.float32(settings.weight * model.head.temperature)
+    weighed = list(voters.weigh(model, choice))
+    both = [votes for votes in weighed if votes.voters is not model.examples]
+    parts = [
+        count_votes_on_one(
+            same[0].voters,
+            np.concatenate([votes.rows_NK[0] for votes in same]),
+            np.concatenate([votes.weights_NK[0] for votes in same]),
         )
-    return count_votes_on_one(kept_queries(model), np.concatenate(rows), np.concatenate(weights))
+        for same in (both, weighed[len(both) :])
+        if same
+    ]
+    labels = _new_words(model)
+    if labels is not None and voters.words is not None:
+        parts.append(word_gains(voters.words[0], labels, _word_weight(model, choice)))
+    return parts[0] if len(parts) == 1 else add_label_votes(parts)
 
 
 def rank(
@@ -128,7 +201,7 @@ def rank(
         representations_ND: the texts, as `Model.encode_queries` gives them.
         choice: head, dial and votes.
         k: labels per text.
-        voters: the training queries that vote, as `find_voters` gives them; None where none do.
+        voters: what votes on the texts, as `find_voters` gives it; None where nothing does.
         exclude: texts x labels; a stored entry marks a pair that is never returned.
         allowed: rows of the labels that may be returned, ascending; None: all. If few labels are left out, the index
             searches past them, otherwise the allowed labels are scored exactly.
@@ -143,7 +216,7 @@ def rank(
         found = index.search(queries_ND, min(k, len(allowed)), exclude=both)
     else:
         found = search_among(queries_ND, index.vectors_LD, allowed, k, exclude=exclude)
-    if voters is None or not choice.uses_neighbours:
+    if voters is None or not (choice.uses_neighbours or voters.examples is not None or voters.words):
         return found
     exact = index.recall == 1.0
     if len(queries_ND) == 1:
@@ -154,7 +227,7 @@ def rank(
         kept = LabelVotes(labels[may_return], gains[may_return])
         return add_votes_to_one(found, kept, queries_ND[0], index.vectors_LD, exact=exact)
     parts = list(vote_parts(model, voters, choice).values())
-    votes = parts[0] if len(parts) == 1 else (parts[0] + parts[1]).tocsr()
+    votes = parts[0] if len(parts) == 1 else sum(parts[1:], start=parts[0]).tocsr()
     if allowed is not None:
         votes.data[~np.isin(votes.indices, allowed)] = 0.0
         votes.eliminate_zeros()

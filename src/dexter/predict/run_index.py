@@ -31,7 +31,7 @@ from dexter.index import (
 from dexter.index.base import checked_backend
 from dexter.model.labels import Labels
 from dexter.model.model import Model
-from dexter.model.store import encoder_fingerprint, fingerprint, model_folder
+from dexter.model.published import encoder_fingerprint, fingerprint, model_folder
 from dexter.types import HeadName
 
 log = logging.getLogger("dexter")

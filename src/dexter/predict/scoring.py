@@ -51,6 +51,7 @@ class Scoring:
         return (
             f"validation {self.metric} {before:.2f} as trained, {after:.2f} with head {self.choice.head}, "
             f"{votes or 'no neighbours'}, dial {self.choice.dial:g}"
+            f"{'' if self.choice.windows == 'first' else f', the {self.choice.windows} of the windows of long texts'}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -88,7 +89,9 @@ def choose_ranking(
     """
     choice = scoring.choice or RankingChoice(head=model.default_head, dial=model.default_dial)
     if neighbours is False or (neighbours is None and model.training_queries is None):
-        choice = replace(choice, votes=None, lexical_votes=None)
+        # Where tuning let none vote, that is what is asked for; examples vote as they do by default.
+        examples = neighbours is None or not choice.uses_neighbours
+        choice = replace(choice, votes=None, lexical_votes=None, examples=examples)
     elif neighbours and not choice.uses_neighbours:
         by_words = model.training_queries is not None and model.training_queries.index is None
         if by_words:

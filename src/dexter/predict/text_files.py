@@ -12,22 +12,25 @@ from pathlib import Path
 
 from dexter.data.formats.jsonl import identifier_field, parse_object, text_field
 from dexter.data.formats.lines import MAX_LINE_BYTES, BadRecord, decode, raw_lines, without_line_end
-from dexter.data.formats.tables import open_query_table
-from dexter.errors import DataError
+from dexter.data.formats.tables import is_table, read_queries
+from dexter.errors import DataError, UsageError
 from dexter.predict.files import Query
 
 
-def read_texts(path: Path | None) -> Iterator[Query]:
-    """Read queries from a file (gzip or not) or stdin: a text per line, or a JSON object with `text` and maybe `uid`.
+def read_texts(path: Path | None, *, text_column: str | None = None) -> Iterator[Query]:
+    """Read queries from a file (gzip or not) or stdin: a text per line, or a JSON object with `text` and maybe `id`.
 
     Lines are JSON if the file's name says so (`.jsonl`) or the first line is a JSON object; then all of them must be.
-    A `.csv` or `.tsv` file whose first line names a text column and a column of ids (`uid` or `id`) is a table; every
-    other one has a text per line. Empty lines are skipped; a query without an id gets the number of its line.
+    CSV, TSV and Parquet files are read as tables, as training reads them: the text from `text_column`, or from a column
+    with a usual name. Empty lines are skipped; a query without an id gets the number of its line.
     """
     name = "stdin" if path is None else str(path)
-    if path is not None and (table := open_query_table(path)) is not None:
-        yield from (Query(uid or str(line), text, has_id=bool(uid)) for line, uid, text in table)
+    if path is not None and is_table(path) and not path.is_fifo():
+        rows = read_queries(path, text_column=text_column)
+        yield from (Query(uid or str(row), text, has_id=bool(uid)) for row, uid, text in rows)
         return
+    if text_column is not None:
+        raise UsageError(f"--text-column applies to tables (.csv, .tsv, .parquet), not to {name}")
     is_json = True if name.removesuffix(".gz").endswith(".jsonl") else None
     for number, raw in _lines(path):
         try:

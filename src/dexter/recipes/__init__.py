@@ -18,6 +18,9 @@ from typing import Any
 
 from dexter.errors import UsageError
 
+DEFAULT_RECIPE = "dexter"
+"""The recipe of `dexter.train`, `dexter.plan` and the command line where none is named."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

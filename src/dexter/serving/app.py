@@ -13,7 +13,9 @@ from fastapi.routing import APIRoute
 from dexter import __version__
 from dexter.predict import Predictor
 from dexter.serving.annif import annif_routes
+from dexter.serving.examples import example_routes
 from dexter.serving.keys import KeyRing
+from dexter.serving.label_studio import label_studio_routes
 from dexter.serving.middleware import DirectMiddleware, GateMiddleware, Metrics, OpenRequests, WatchMiddleware
 from dexter.serving.page.app import page_routes
 from dexter.serving.problems import RESPONSES, install_problems
@@ -56,7 +58,7 @@ def create_app(
     app.state.runs, app.state.traffic, app.state.keys = runs, traffic, keys
     predicting = predict_routes(runs)
     app.include_router(predicting)
-    for routes in (label_routes, annif_routes, page_routes):
+    for routes in (label_routes, example_routes, annif_routes, label_studio_routes, page_routes):
         app.include_router(routes(runs))
     app.include_router(status_routes(runs, metrics, traffic))
     install_problems(app)

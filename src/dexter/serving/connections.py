@@ -5,13 +5,16 @@ most. An answer that the client does not read ends the connection after `answer_
 held, see `GateMiddleware`. After an answer to a request whose body was not read, such as 413, the rest of the body is
 read and discarded for a while: a connection closed at once would be reset, and the client would never see the answer.
 
-Where as many requests are under way as may be, further ones are answered here, with 429: in the application each
-would take three times as long, and a flood would leave little time for predictions.
+Where as many requests are under way as may be, further ones are answered here, with 429, and predictions that arrive
+whole are not even parsed: in the application each would take many times as long, and a flood would leave little time
+for predictions.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -30,8 +33,37 @@ _MAX_PIPELINED = 100
 _DISCARD_BYTES, _DISCARD_SECONDS = 64 * 2**20, 10.0
 """How much of an unwanted body is discarded, and for how long."""
 _OPEN_PATHS = (b"/healthz", b"/readyz")
+_PREDICTION = re.compile(
+    rb"POST /v1/predict HTTP/1\.1\r\n"
+    rb"(?:(?!content-length|transfer-encoding|connection|expect|upgrade)[\w-]+:[^\r\n\0]*+\r\n)*+"
+    rb"content-length: ?(\d{1,7})\r\n"
+    rb"(?:(?!content-length|transfer-encoding|connection|expect|upgrade)[\w-]+:[^\r\n\0]*+\r\n)*+\r\n",
+    re.IGNORECASE,
+)
+"""The head of a prediction of which a parser would say no more than the length of its body."""
 _WRITE_BUFFER = 4 * 2**10
 """Bytes of an answer that may wait in this process before the client counts as slow."""
+
+
+class Refusals:
+    """Requests that wait for their 429; one timer serves all of them."""
+
+    def __init__(self, wait_seconds: float) -> None:
+        self._wait_seconds = wait_seconds
+        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+
+    def add(self, loop: asyncio.AbstractEventLoop, answer: Callable[[], None]) -> None:
+        """Call `answer` after the wait, in the order in which requests were added."""
+        self._waiting.append((loop.time() + self._wait_seconds, answer))
+        if len(self._waiting) == 1:
+            loop.call_later(self._wait_seconds, self._answer, loop)
+
+    def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
+        until = loop.time() + self._wait_seconds / 4  # a few milliseconds early, rather than a timer for each
+        while self._waiting and self._waiting[0][0] <= until:
+            self._waiting.popleft()[1]()
+        if self._waiting:
+            loop.call_at(self._waiting[0][0], self._answer, loop)
 
 
 class Connection(HttpToolsProtocol):
@@ -40,12 +72,13 @@ class Connection(HttpToolsProtocol):
     Args:
         settings: with the limits.
         traffic: where held bytes and refused connections are counted.
+        refusals: those of all connections.
         arguments: those of uvicorn's protocol.
     """
 
-    def __init__(self, *, settings: ServeSettings, traffic: OpenRequests, **arguments: Any) -> None:
+    def __init__(self, *, settings: ServeSettings, traffic: OpenRequests, refusals: Refusals, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._settings, self._traffic = settings, traffic
+        self._settings, self._traffic, self._refusals = settings, traffic, refusals
         self._timer: asyncio.TimerHandle | None = None
         """Ends the time for the head of a request, or for the rest of an unwanted body."""
         self._answer_timer: asyncio.TimerHandle | None = None
@@ -56,11 +89,15 @@ class Connection(HttpToolsProtocol):
         """Bytes received since the last piece of a body, or since the last request."""
         self._num_discarded = 0
         self._held_bytes = 0
+        self._num_open = 0
+        """Requests of this connection that are not answered."""
         self._refusal: Problem | None = None
         self._is_shed = False
         """Whether the request that is arriving is answered with 429."""
         self._num_shed = 0
         """Requests that wait for their 429."""
+        self._shed_at = 0.0
+        """When the last request was refused unparsed: the time for a head counts from then."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a connection too many; give others a time for their first request."""
@@ -74,6 +111,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
+        self._traffic.open -= self._num_open
+        self._num_open = 0
         self._stop_timer()
         self.resume_writing()
         super().connection_lost(exc)
@@ -82,6 +121,8 @@ class Connection(HttpToolsProtocol):
         """Parse what has arrived, unless it is unwanted or too much."""
         if self._is_discarding:
             return self._count_discarded(len(data))
+        if self._is_full() and self._is_prediction_alone(data):
+            return self._shed_unparsed()
         while data:
             # The parser keeps an unfinished header in memory: it gets no more than the limit.
             room = MAX_HEAD_BYTES - self._num_bytes
@@ -118,6 +159,8 @@ class Connection(HttpToolsProtocol):
         if self._is_shed:
             self._num_shed += 1
             return
+        self._num_open += 1
+        self._traffic.open += 1
         super().on_headers_complete()
         self.cycle.transport = self._closing_last  # type: ignore[assignment]
         self.scope["state"]["is_disconnected"] = self.transport.is_closing
@@ -135,12 +178,14 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._in_body, self._num_bytes = False, 0
         if self._is_shed:
-            self.loop.call_later(self._settings.busy_wait_seconds, self._shed, self.parser.should_keep_alive())
+            self._refusals.add(self.loop, self._shed if self.parser.should_keep_alive() else self._shed_and_close)
         else:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or for the end of what is discarded."""
+        self._num_open -= 1
+        self._traffic.open -= 1
         if self._is_discarding:
             self.flow.resume_reading()
         else:
@@ -185,18 +230,36 @@ class Connection(HttpToolsProtocol):
         """Return whether a request is too many; answers keep the order of the requests of a connection."""
         if self._num_shed:
             return True
-        is_full = self._traffic.in_flight >= self._settings.max_in_flight
         is_next = self.cycle is None or self.cycle.response_complete
-        return is_full and is_next and not self.expect_100_continue and self.url not in _OPEN_PATHS
+        return self._is_full() and is_next and not self.expect_100_continue and self.url not in _OPEN_PATHS
 
-    def _shed(self, keep_alive: bool) -> None:
+    def _is_full(self) -> bool:
+        """Return whether as many requests are under way as may be, those of clients that have left included."""
+        return max(self._traffic.open, self._traffic.in_flight) >= self._settings.max_in_flight
+
+    def _is_prediction_alone(self, data: bytes) -> bool:
+        """Return whether what has arrived is one whole prediction, and nothing before it is unanswered."""
+        is_between = not (self._in_body or self._num_bytes) and (self.cycle is None or self.cycle.response_complete)
+        found = _PREDICTION.match(data) if is_between else None
+        return found is not None and len(data) == found.end() + int(found[1])
+
+    def _shed_unparsed(self) -> None:
+        """Refuse a whole request that the parser has not seen."""
+        self._unset_keepalive_if_required()
+        self._shed_at = self.loop.time()
+        self._num_shed += 1
+        self._refusals.add(self.loop, self._shed)
+
+    def _shed(self) -> None:
         """Answer a request that is too many."""
         self._num_shed -= 1
         self._traffic.refused["busy"] += 1
         if not self.transport.is_closing():
             self.transport.write(_BUSY)
-            if not keep_alive:
-                self.transport.close()
+
+    def _shed_and_close(self) -> None:
+        self._shed()
+        self.transport.close()
 
     def _refuse(self, problem: Problem) -> None:
         """Answer a connection that has sent no complete request, and close it."""
@@ -225,7 +288,10 @@ class Connection(HttpToolsProtocol):
 
     def _end_slow_head(self) -> None:
         """Close a connection on which nothing was sent in time; answer one whose request is incomplete."""
-        if self._num_bytes:
+        left = self._shed_at + self._settings.head_seconds - self.loop.time()
+        if self._shed_at and left > 0 and not self._num_bytes:
+            self._start_timer(left, self._end_slow_head)
+        elif self._num_bytes:
             self._refuse(Problem(408, "slow_request", f"no request within {self._settings.head_seconds:g} s"))
         else:
             self.transport.close()

@@ -171,6 +171,8 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self.in_flight = 0
+        self.open = 0
+        """Requests that connections have handed on and not answered: those under way, and those about to be."""
         self.held_bytes = 0
         """Bytes of the bodies of requests under way, and of answers that clients have not read."""
         self.refused: collections.Counter[str] = collections.Counter()

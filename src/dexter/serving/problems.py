@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -25,6 +26,31 @@ _MAX_ERRORS, _MAX_COUNTED_ERRORS = 10, 100
 _REFERENCE = "#/components/schemas/{model}"
 _BODIES: list[type[BaseModel]] = []
 """Models of bodies, for the OpenAPI schema."""
+_FIELD_NAME = re.compile(r"\d+|(?!str$|int$|float$|bool$)[a-z_]\w*")
+_MESSAGES = {
+    "missing": "is missing",
+    "extra_forbidden": "the request takes no such field, see /openapi.json",
+    "string_*": "expected a text in quotes",
+    "string_too_short": "expected at least {min_length} characters",
+    "string_too_long": "expected at most {max_length} characters",
+    "string_pattern_mismatch": "expected more than blanks",
+    "int_*": "expected a whole number",
+    "float_*": "expected a number",
+    "finite_number": "expected a finite number",
+    "bool_*": "expected true or false",
+    "list_*": "expected a list [...]",
+    "model_*": "expected an object {{...}}",
+    "model_attributes_*": "expected an object {{...}}",
+    "dict_*": "expected an object {{...}}",
+    "too_short": "expected at least {min_length}",
+    "too_long": "expected at most {max_length}",
+    "greater_than": "expected more than {gt}",
+    "greater_than_equal": "expected {ge} or more",
+    "less_than_equal": "expected {le} or less",
+    "literal_error": "expected {expected}",
+    "none_required": "expected null",
+}
+"""Messages by pydantic's kind of error, with its limits."""
 M = TypeVar("M", bound=BaseModel)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ProblemDetails, "description": "The request is refused; `detail` says why."},
@@ -154,14 +180,19 @@ async def read_json(request: Request, model: type[M]) -> M:
     except ValidationError as error:
         if error.error_count() > _MAX_COUNTED_ERRORS:
             raise Problem(422, "invalid", f"more than {_MAX_COUNTED_ERRORS} errors: see /openapi.json") from None
-        raise invalid(error.errors(include_url=False, include_context=False, include_input=False), "body") from None
+        raise invalid(error.errors(include_url=False, include_input=False), "body") from None
 
 
 def invalid(found: Sequence[Any], *place: str) -> Problem:
     """Return the problem of a request that is not as described; `place` says what the errors are in."""
     if any(entry["type"] == "json_invalid" for entry in found):
         return Problem(400, "not_json", "the body is not JSON")
-    errors = [{"at": _field_path(entry, place), "message": str(entry["msg"])} for entry in found[:_MAX_ERRORS]]
+    messages: dict[str, dict[str, None]] = {}
+    for entry in found[:_MAX_ERRORS]:
+        messages.setdefault(_field_path(entry, place), {})[_plain_message(entry)] = None
+    # Of the alternatives that a field allows, those that the request came further with say more.
+    kept = [path for path in messages if not any(other.startswith(path + ".") for other in messages)]
+    errors = [{"at": path, "message": ", or ".join(messages[path])} for path in kept]
     detail = "; ".join(f"{entry['at']}: {entry['message']}" for entry in errors[:3])
     return Problem(422, "invalid", detail, errors=errors)
 
@@ -173,9 +204,18 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def _plain_message(entry: Mapping[str, Any]) -> str:
+    """Return what is wrong with a field, in words of JSON; limits are told, input is not."""
+    kind, limits = entry["type"], entry.get("ctx") or {}
+    template = _MESSAGES.get(kind) or _MESSAGES.get(kind.rpartition("_")[0] + "_*")
+    return "is not as /openapi.json describes it" if template is None else template.format(**limits)
+
+
 def _field_path(entry: Mapping[str, Any], place: Sequence[str]) -> str:
     """Return where in the request the error is; the name of an unknown field is input, and left out."""
-    parts = [*place, *(str(part) for part in entry["loc"])]
+    # Of a field with alternatives, the location also has the name of the type that was tried.
+    names = (part for part in map(str, entry["loc"]) if _FIELD_NAME.fullmatch(part))
+    parts = [*place, *names]
     if entry["type"] == "extra_forbidden":
-        parts = [*parts[:-1], "(unknown field)"]
+        parts = [*place, *map(str, entry["loc"][:-1]), "(unknown field)"]
     return ".".join(parts)

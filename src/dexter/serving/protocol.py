@@ -49,10 +49,10 @@ class PredictRequest(RequestModel):
     threshold: float | None = Field(
         default=None, gt=0.0, le=1.0, description="Only labels with at least this probability."
     )
-    exclude: LabelIds = Field(default=[], description="Ids of labels that are not returned.")
+    exclude: LabelIds = Field(default_factory=list, description="Ids of labels that are not returned.")
     only: LabelIds | None = Field(default=None, description="Ids of the labels that may be returned; if left out, any.")
     bands: Annotated[list[Band], Field(fail_fast=True)] = Field(
-        default=[], max_length=4, description="Only labels of these bands of frequency."
+        default_factory=list, max_length=4, description="Only labels of these bands of frequency."
     )
     head: HeadName | None = Field(default=None, description="The head that ranks labels; if left out, the run's own.")
     neighbours: bool | None = Field(default=None, description="Whether training texts vote; if left out, as tuned.")
@@ -62,11 +62,14 @@ class PredictRequest(RequestModel):
         le=1.0,
         description="Weight of label frequency, 0: more rare labels; if left out, as tuned.",
     )
+    language: Annotated[str, Field(max_length=100)] | None = Field(
+        default=None, description="Language of the labels' texts, where the run was trained with a vocabulary."
+    )
     explain: bool = Field(default=False, description="Explain each label; for up to 4 texts and 20 labels of each.")
     model: RunName = None
 
 
-class Why(BaseModel):
+class LabelExplanation(BaseModel):
     """Explanation of a label of a text."""
 
     parts: dict[str, float] = Field(description="Parts that add up to the score.")
@@ -88,9 +91,9 @@ class RankedLabel:
         Field(description="Probability that it is right; null unless labels are ranked as the run was tuned."),
     ] = None
     rank: int
-    why: Annotated[Why | None, Field(description="Given with `explain`; null if the label was removed meanwhile.")] = (
-        None
-    )
+    explanation: Annotated[
+        LabelExplanation | None, Field(description="Given with `explain`; null if the label was removed meanwhile.")
+    ] = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,6 +144,52 @@ class AddLabelsRequest(RequestModel):
     model: RunName = None
 
 
+class NewExample(RequestModel):
+    """A text with its labels."""
+
+    id: str | None = Field(
+        default=None, min_length=1, max_length=1_000, description="If left out, the same text has the same id."
+    )
+    text: str = Field(min_length=1, max_length=1_000_000, pattern=r"\S")
+    labels: list[LabelId] = Field(
+        min_length=1, max_length=1_000, fail_fast=True, description="Ids of labels, or texts that one label has."
+    )
+
+
+class AddExamplesRequest(RequestModel):
+    """Texts with their labels to add: all of them or none. One with a known id replaces that."""
+
+    examples: list[NewExample] = Field(min_length=1, max_length=1_000, fail_fast=True)
+    add_labels: bool = Field(default=False, description="Add labels that the run lacks.")
+    model: RunName = None
+
+
+class ExamplesChanged(BaseModel):
+    """Result of a change of examples."""
+
+    model: str
+    version: int
+    total: int = Field(description="Number of examples now.")
+
+
+class ListedExample(BaseModel):
+    """An example."""
+
+    id: str
+    text: str
+    labels: list[str]
+
+
+class ExamplesPage(BaseModel):
+    """A page of examples, oldest first."""
+
+    model: str
+    version: int
+    total: int
+    examples: list[ListedExample]
+    next: int | None = Field(description="Cursor of the next page; null on the last.")
+
+
 class RenameLabelsRequest(RequestModel):
     """Labels with new texts: all of them are renamed or none."""
 
@@ -169,7 +218,11 @@ class UndoRequest(RequestModel):
     """An edit of the labels to undo."""
 
     edit: int | None = Field(
-        default=None, ge=1, le=2**31, description="Its version; if left out, the last one that was not undone."
+        default=None,
+        strict=True,
+        ge=1,
+        le=2**31,
+        description="Its version; if left out, the last one that was not undone.",
     )
     model: RunName = None
 
@@ -185,6 +238,8 @@ class PastEdit(BaseModel):
     removed: int
     undoes: int | None = Field(description="The edit that it undid; 0 if it restored a backup.")
     is_undone: bool
+    examples_added: int
+    examples_removed: int
 
 
 class LabelsHistory(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -37,6 +37,7 @@ from dexter.serving.protocol import (
     Embedding,
     EmbeddingsRequest,
     EmbeddingsResponse,
+    LabelExplanation,
     LabelledText,
     LabelsChanged,
     LabelsHistory,
@@ -51,7 +52,6 @@ from dexter.serving.protocol import (
     SimilarLabels,
     UndoRequest,
     Usage,
-    Why,
 )
 from dexter.serving.runs import Answer, PredictOptions, ServedRun, ServedRuns, choose_ranking
 from dexter.serving.settings import MAX_K, ServeSettings
@@ -75,13 +75,27 @@ _SHOWN_LIMITS = (
     "batch_texts",
 )
 _REFUSALS = {
-    "unknown": (404, "label", "no label has id {} of the request"),
-    "repeated": (404, "label", "id {} of the request is given twice"),
-    "taken": (409, "taken", "the id of label {} is in use: remove that label first"),
-    "retired": (409, "refused", "the id of label {} belonged to a label that was removed: see reuse_ids"),
-    "last": (409, "last", "a run needs at least one label: the last one stays"),
+    "unknown": (
+        404,
+        "label",
+        "the run has no label with the id at position {} of the request: see GET /v1/labels",
+    ),
+    "repeated": (404, "label", "the id at position {} of the request is given twice: leave one out"),
+    "taken": (409, "taken", "the id at position {} of the request is in use: choose another, or rename that label"),
+    "retired": (
+        409,
+        "refused",
+        "the id at position {} is that of a removed label: send reuse_ids: true to use it again",
+    ),
+    "example label": (
+        422,
+        "label",
+        "example {} has a label that the run lacks: add it first, or send add_labels: true",
+    ),
+    "example": (404, "example", "no example has the id at position {} of the request: see GET /v1/examples"),
+    "last": (409, "last", "a run needs at least one label: add another before you remove the last one"),
 }
-"""By reason of a refused change: status, code and detail. Labels are named by position, never by id."""
+"""By reason of a refused change: status, code and detail. Labels are named by position, from 1, never by id."""
 IfMatch = Annotated[str | None, Header(max_length=40, description="Change the labels only if this is their version.")]
 
 
@@ -127,6 +141,7 @@ async def answer_predict(
     run = runs.get(body.model)
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = _read_options(body, run.predictor, runs.settings, num_texts=len(given))
+    names = _read_names(body.language, run.predictor)
     if body.id is not None and not isinstance(body.inputs, str):
         raise Problem(422, "id", "id belongs to a single text: give several texts as a list of {id, text}")
     items = [(body.id, each) if isinstance(each, str) else (each.id, each.text) for each in given]
@@ -140,7 +155,7 @@ async def answer_predict(
     results = []
     for (item_id, full_text), text, answer in zip(items, texts, answers, strict=False):
         explanations = await run.explain(text, answer) if body.explain else None
-        labels = _ranked_labels(answer, explanations, runs.settings)
+        labels = _ranked_labels(answer, explanations, names, runs.settings)
         results.append(LabelledText(id=item_id, labels=labels, truncated=len(text) < len(full_text)))
     return PredictResponse(
         model=run.name, version=answers[0].version, results=results, inputs_left_out=len(given) - len(texts)
@@ -154,7 +169,7 @@ def cut_texts(texts: Sequence[str], settings: ServeSettings) -> list[str]:
         raise Problem(422, "empty", "there is no text in the request")
     for position, text in enumerate(kept):
         if not text.strip():
-            raise Problem(422, "empty", f"text {position} of the request is empty")
+            raise Problem(422, "empty", f"the text at position {position + 1} of the request is empty")
     return kept
 
 
@@ -188,7 +203,7 @@ def _read_options(
     default_k = _DEFAULT_K if body.threshold is None or body.explain else _DEFAULT_K_WITH_THRESHOLD
     for name, ids in (("exclude", body.exclude), ("only", body.only)):
         if ids and (unknown := predictor.labels.find_unknown(ids)) is not None:
-            raise Problem(422, "label", f"this run has no label with the id at position {unknown} of {name}")
+            raise Problem(422, "label", f"the run has no label with the id at position {unknown + 1} of {name}")
     labels = LabelFilter.of(body.exclude, body.only, body.bands)
     options = PredictOptions(body.k or default_k, body.threshold, body.head, body.neighbours, body.dial, labels)
     if body.threshold is not None and (
@@ -199,24 +214,31 @@ def _read_options(
     return options
 
 
+def _read_names(language: str | None, predictor: Predictor) -> Mapping[str, str]:
+    try:
+        return predictor.names(language)
+    except UsageError:
+        raise Problem(422, "language", "the labels of this run have no names in this language") from None
+
+
 def _ranked_labels(
-    answer: Answer, explanations: Sequence[Explanation] | None, settings: ServeSettings
+    answer: Answer, explanations: Sequence[Explanation] | None, names: Mapping[str, str], settings: ServeSettings
 ) -> list[RankedLabel]:
     return [
         RankedLabel(
             id=label.id,
-            text=label.text,
+            text=names.get(label.id, label.text),
             score=label.score,
             probability=label.probability,
             rank=place + 1,
-            why=None if explanations is None else _why(explanations[place], settings),
+            explanation=None if explanations is None else _why(explanations[place], settings),
         )
         for place, label in enumerate(answer.labels)
     ]
 
 
-def _why(explanation: Explanation, settings: ServeSettings) -> Why:
-    why = Why(**explanation.to_json())
+def _why(explanation: Explanation, settings: ServeSettings) -> LabelExplanation:
+    why = LabelExplanation(**explanation.to_json())
     return why if settings.training_texts else why.model_copy(update={"neighbours": []})
 
 
@@ -310,7 +332,7 @@ def label_routes(runs: ServedRuns) -> APIRouter:
         """Undo an edit, as one more edit; refused (409) if a later one changed the same labels."""
         body = await read_json(request, UndoRequest)
         run = runs.get(body.model)
-        with _editing(request) as author:
+        with editing(request) as author:
             result = await run.undo_labels(body.edit, by=author)
         return LabelsChanged(model=run.name, version=result.version, duplicates=[])
 
@@ -324,13 +346,13 @@ async def change_labels(
 
     `if_match` is an If-Match header with the version that the change is for.
     """
-    with _editing(request) as author:
+    with editing(request) as author:
         result = await run.change_labels(change, expected=_read_version(if_match), by=author)
     return LabelsChanged(model=run.name, version=result.version, duplicates=list(result.duplicates))
 
 
 @contextmanager
-def _editing(request: Request) -> Iterator[str | None]:
+def editing(request: Request) -> Iterator[str | None]:
     """Check that the key of a request may edit, give its name, and turn what goes wrong into problems."""
     key: ApiKey | None = request.state.key
     if key is not None and key.role != "edit":
@@ -341,15 +363,17 @@ def _editing(request: Request) -> Iterator[str | None]:
         raise Problem(412, "version", "the labels have another version by now: list them and try again") from None
     except LabelRefused as error:
         status, code, detail = _REFUSALS[error.reason]
-        raise Problem(status, code, detail.format(error.position)) from None
+        raise Problem(status, code, detail.format(error.position + 1)) from None
     except UsageError:
-        raise Problem(409, "refused", "the labels cannot be changed this way") from None
+        detail = "the change does not fit the labels as they are now: list them and their history, then try again"
+        raise Problem(409, "refused", detail) from None
     except (ResourceError, OSError) as error:
         log.warning("%s: labels not changed: %s", request.state.request_id, type(error).__name__)
         detail = "another process is changing the labels, or there is no room or permission to write them"
         raise Problem(503, "write", detail, headers={"Retry-After": "1"}) from None
     except ModelError:
-        raise Problem(409, "model", "the run is in training or was replaced: its labels cannot be changed") from None
+        detail = "the run is in training or was replaced: change its labels when it has finished"
+        raise Problem(409, "model", detail) from None
 
 
 def _read_version(if_match: str | None) -> int | None:
@@ -417,7 +441,7 @@ def _describe_run(run: ServedRun) -> dict[str, Any]:
     return {
         "name": run.name,
         "ready": True,
-        "labels": len(predictor.labels.ids),
+        "num_labels": len(predictor.labels.ids),
         "version": predictor.version,
         "heads": list(predictor.heads),
         "head": predictor.choice.head,
@@ -426,7 +450,7 @@ def _describe_run(run: ServedRun) -> dict[str, Any]:
         "has_neighbours": predictor.has_training_queries,
         "has_probabilities": predictor.calibration is not None,
         "excludes_own_labels": predictor.own_labels.excludes,
-        "index": type(predictor.index).__name__,
+        "index": predictor.index.backend,
         "fingerprint": predictor.fingerprint,
         "dimension": predictor.dimension,
         "facts": predictor.facts,

@@ -195,6 +195,17 @@ class ServedRun:
         """
         return await self._edit(partial(self.predictor.edit_labels, change, expected=expected, by=by))
 
+    async def add_examples(
+        self,
+        examples: Sequence[tuple[str, Sequence[str]]],
+        *,
+        ids: Sequence[str | None] | None = None,
+        add_labels: bool = False,
+        by: str | None = None,
+    ) -> ChangeResult:
+        """Add texts with labels, which vote from now on; see `Predictor.add_examples`. Predictions continue."""
+        return await self._edit(partial(self.predictor.add_examples, examples, ids=ids, add_labels=add_labels, by=by))
+
     async def undo_labels(self, edit: int | None = None, *, by: str | None = None) -> ChangeResult:
         """Undo an edit of the labels, the last one that was not undone if left out. Predictions continue."""
         return await self._edit(partial(self.predictor.undo_labels, edit, by=by))

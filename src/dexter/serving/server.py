@@ -18,10 +18,11 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from dexter.errors import ResourceError, UsageError
 from dexter.serving.app import create_app
-from dexter.serving.connections import Connection
+from dexter.serving.connections import Connection, Refusals
 from dexter.serving.logs import set_log_format
 from dexter.serving.middleware import OpenRequests
 from dexter.serving.settings import ServeSettings
@@ -75,8 +76,14 @@ def make_server(app: FastAPI) -> _DrainingServer:
     settings: ServeSettings = app.state.runs.settings
     certificate, private_key = settings.tls or (None, None)
     config = uvicorn.Config(
-        app,
-        http=partial(Connection, settings=settings, traffic=app.state.traffic),  # type: ignore[arg-type]
+        partial(Starlette.__call__, app),  # FastAPI's own looks for telemetry in the environment, at each request
+        interface="asgi3",
+        http=partial(  # type: ignore[arg-type]
+            Connection,
+            settings=settings,
+            traffic=app.state.traffic,
+            refusals=Refusals(settings.busy_wait_seconds),
+        ),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -163,9 +170,10 @@ def _end_later(seconds: float) -> None:
     """End the process after a time, from a thread of its own: an event loop or a thread that hangs cannot stop it."""
 
     def end() -> None:
-        log.error("something still hangs %g s after the signal: ending without it", seconds)
-        for handler in log.handlers:
-            handler.flush()
+        message = "something still hangs %g s after the signal: ending without it"
+        telling = threading.Thread(target=log.error, args=(message, seconds), daemon=True)
+        telling.start()
+        telling.join(1.0)  # the log may be what hangs
         os._exit(ResourceError.exit_code)
 
     timer = threading.Timer(seconds, end)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +28,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dexter.errors import ModelError
-from dexter.files import atomic_folder, flush, remove_leftovers, temporary_beside, verify_manifest, write_json
+from dexter.files import (
+    atomic_folder,
+    flush,
+    remove_folder,
+    remove_leftovers,
+    temporary_beside,
+    verify_manifest,
+    write_json,
+)
 from dexter.training.distributed import ProcessGroup
 from dexter.training.objective import is_by_label
 
@@ -78,7 +85,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, processes: ProcessGrou
             flush(own)
     if processes.is_first:
         for old in _newest_first(folder)[_KEPT:]:
-            shutil.rmtree(old)
+            remove_folder(old)
     return target
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,13 +103,34 @@ def _backpropagate(texts: EncoderInput, cached: _Cached, gradient: Tensor) -> No
     if cached.graph is not None:
         order = torch.from_numpy(texts.micro_batches[0]).to(gradient.device)
         if cached.graph.requires_grad:
-            torch.autograd.backward(cached.graph, gradient[order])
+            _continue_backward(cached.graph, gradient[order])
         return
     final_state = _RandomState.capture()
     for rows, state in zip(texts.micro_batches, cached.random_states, strict=True):
         state.restore()
-        torch.autograd.backward(texts.encode(rows), gradient[torch.from_numpy(rows).to(gradient.device)])
+        _continue_backward(texts.encode(rows), gradient[torch.from_numpy(rows).to(gradient.device)])
     final_state.restore()
+
+
+def _continue_backward(output: Tensor, gradient: Tensor) -> None:
+    """Backpropagate a known gradient of `output`, as `torch.autograd.backward(output, gradient)` does.
+
+    That call imports torch's symbolic shapes and sympy to compare two shapes, which takes a second.
+    """
+    _KnownGradient.apply(output, gradient).backward()  # type: ignore[no-untyped-call]
+
+
+class _KnownGradient(torch.autograd.Function):
+    """A number whose gradient with respect to a tensor is given."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
 
 
 def _gradient(representations: Tensor) -> Tensor:

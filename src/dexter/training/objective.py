@@ -165,17 +165,34 @@ def build_objective(
             prior=prior(),
         )
     objective = Objective(dual, classifier, loss, head, num_labels=shard.num_labels, processes=processes).to(device)
-    if classifier is not None:
-        objective.eval()
-        with torch.inference_mode():
-            own_queries, texts = (
-                classifier.project(embed(encoder, tokens, device=device))
-                for tokens in (query_tokens.part(processes.part(len(query_tokens))), label_tokens)
-            )
-            labels = spread(texts, shard.text_of_label)
-            rows = starting_rows(labels, processes.concatenate(own_queries), shard.columns(relevance))
-        classifier.table.initialise(rows)
+    start_classifier(
+        objective, encoder, query_tokens=query_tokens, label_tokens=label_tokens, shard=shard, relevance=relevance
+    )
     return objective
+
+
+def start_classifier(
+    objective: Objective,
+    encoder: TrainableEncoder,
+    *,
+    query_tokens: Tokens,
+    label_tokens: Tokens,
+    shard: LabelShard,
+    relevance: csr_matrix,
+) -> None:
+    """Set the classifier's rows, if there is one, from the vectors that the encoder gives to labels and queries now."""
+    classifier, processes = objective.classifier, objective.processes
+    if classifier is None:
+        return
+    objective.eval()
+    with torch.inference_mode():
+        own_queries, texts = (
+            classifier.project(embed(encoder, tokens, device=classifier.table.weight.device))
+            for tokens in (query_tokens.part(processes.part(len(query_tokens))), label_tokens)
+        )
+        labels = spread(texts, shard.text_of_label)
+        rows = starting_rows(labels, processes.concatenate(own_queries), shard.columns(relevance))
+    classifier.table.initialise(rows)
 
 
 def spread(texts_UD: Tensor, text_of_label: NDArray[np.int64]) -> Tensor:

@@ -1,7 +1,7 @@
 """The optimisers of a run: parameter groups, learning rates and their schedule.
 
 Matrices decay, vectors and biases do not. Tables whose gradient is row-sparse go to `RowOptimizer`, which touches only
-the rows of the step; everything else goes to fused `AdamW`. The learning rate rises linearly, then falls to zero.
+the rows of the step; everything else goes to `DenseAdam`. The learning rate rises linearly, then falls to zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dexter.config import Config
 from dexter.encoders.static import StaticEncoder
 from dexter.processes import Processes, SingleProcess
-from dexter.training.rows import RowOptimizer
+from dexter.training.rows import GroupedOptimizer, RowOptimizer
 
 MAX_SPARSE_SHARE = 0.4
 """Row-sparse updates are faster while a step touches less than this share of the static encoder's table."""
@@ -41,6 +41,49 @@ class Part:
     """Whether their gradients are row-sparse."""
     by_label: bool = False
     """Whether they have a row per label; a process has the rows of its own labels. Others are the same on all ranks."""
+
+
+class DenseAdam(GroupedOptimizer):
+    """AdamW with torch's fused kernel, for parameters with dense gradients: `torch.optim.AdamW(fused=True)`.
+
+    Args:
+        groups: parameters with their learning rate `lr` and `weight_decay`.
+        betas: Adam's decay rates.
+        eps: added to the root in the denominator.
+    """
+
+    def __init__(
+        self, groups: Sequence[Mapping[str, object]], *, betas: tuple[float, float], eps: float = 1e-8
+    ) -> None:
+        super().__init__(groups, {"betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the parameters that have a gradient."""
+        for group in self.param_groups:
+            used = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self.state[parameter] for parameter in used]
+            for parameter, state in zip(used, states, strict=True):
+                if not state:
+                    state["step"] = torch.zeros((), device=parameter.device)
+                    state |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                state["step"] += 1
+            if used:
+                torch._fused_adamw_(
+                    used,
+                    [parameter.grad for parameter in used],
+                    [state["exp_avg"] for state in states],
+                    [state["exp_avg_sq"] for state in states],
+                    [],
+                    [state["step"] for state in states],
+                    lr=group["lr"],
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                    amsgrad=False,
+                    maximize=False,
+                )
 
 
 class Optimizers:
@@ -68,9 +111,9 @@ class Optimizers:
             if part.sparse
             for _, parameter in part.parameters
         ]
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self._optimizers: list[GroupedOptimizer] = []
         if dense:
-            self._optimizers.append(torch.optim.AdamW(dense, betas=(_BETA1, beta2), fused=True))
+            self._optimizers.append(DenseAdam(dense, betas=(_BETA1, beta2)))
         if sparse:
             self._optimizers.append(RowOptimizer(sparse, lr=0.0, betas=(_BETA1, beta2), seed=seed))
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self._optimizers]
@@ -89,7 +132,7 @@ class Optimizers:
     def forget_gradients(self) -> None:
         """Drop all gradients, after a step or instead of one."""
         for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
 
     def schedule(self, step: int) -> float:
         """The learning rate of a step, counted from zero, as a share of the peak."""
@@ -111,7 +154,7 @@ class Optimizers:
         for name, parameter, optimizer, _ in self._named():
             prefix = f"{name}."
             entries = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            # Fused AdamW counts its steps on the device, the row optimiser in the memory of the process.
+            # The dense optimiser counts its steps on the device, the row optimiser in the memory of the process.
             stays = isinstance(optimizer, RowOptimizer)
             optimizer.state[parameter] = {
                 key: value if stays and not value.ndim else value.to(parameter.device) for key, value in entries.items()
@@ -129,7 +172,7 @@ class Optimizers:
         ).sum()
         nn.utils.clip_grads_with_norm_(self._dense_parameters(), largest_norm, total.sqrt())
 
-    def _named(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer, Part]]:
+    def _named(self) -> Iterator[tuple[str, nn.Parameter, GroupedOptimizer, Part]]:
         owners = {
             id(parameter): optimizer
             for optimizer in self._optimizers

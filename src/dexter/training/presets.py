@@ -11,6 +11,9 @@ from dexter.data import Dataset
 from dexter.errors import UsageError
 
 _STATIC_RATE = 5e-3
+_STATIC_HEAD_FACTOR, _TRANSFORMER_HEAD_FACTOR = 0.2, 2.0
+"""Learning rate of the heads' projections relative to the encoder's. A static encoder's rate is that of a table whose
+rows change seldom: the heads, which every step changes, get worse at such rates (docs/claims.md, claim 4)."""
 _TRANSFORMER_RATE = 5e-5
 _TRANSFORMER_REFERENCE_BATCH = 512
 _STATIC_TOKENS = 1_000_000
@@ -58,6 +61,7 @@ def resolve_counts(config: Config, *, num_queries: int, num_labels: int, num_pro
     static = config.encoder.kind == "static"
     batch_size = config.batch.size or _batch_size(num_queries, static=static, sampled=config.batch.pool == "auto")
     rate = config.train.learning_rate or _learning_rate(batch_size, static=static)
+    head_factor = _STATIC_HEAD_FACTOR if static else _TRANSFORMER_HEAD_FACTOR
     epochs = config.train.epochs or _epochs(num_queries, batch_size)
     # A few held-out queries would often prefer a model of the middle of the schedule, by luck: it is worse on others.
     between = config.validation.every_epochs if config.train.epochs else max(epochs, config.validation.every_epochs)
@@ -73,7 +77,7 @@ def resolve_counts(config: Config, *, num_queries: int, num_labels: int, num_pro
             device=device,
             scale_with_processes=False,
             learning_rate=times * rate,
-            head_learning_rate=times * (config.train.head_learning_rate or 2 * rate),
+            head_learning_rate=times * (config.train.head_learning_rate or head_factor * rate),
             classifier_learning_rate=times * (config.train.classifier_learning_rate or (rate if static else 10 * rate)),
             tokens_per_micro_batch=config.train.tokens_per_micro_batch or tokens,
             threads=config.train.threads or len(os.sched_getaffinity(0)),

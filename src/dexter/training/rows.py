@@ -9,6 +9,9 @@ Tables and state may be stored in bfloat16. Rows are widened to float32, updated
 rounding, up or down with the probability that makes the expectation exact. Rounding to nearest would drop every
 update smaller than 1/512 of a weight, and training would stall.
 
+`GroupedOptimizer` stands in for `torch.optim.Optimizer`: making one of those imports the compiler of torch, which takes
+three seconds of processor time, as long as the training of a small model.
+
 Bytes per row of D elements, table and state, besides 4 for the number of updates:
     float32 table and state: 12 D; bfloat16 table, float32 state: 10 D; bfloat16 table and state: 6 D.
 
@@ -18,7 +21,8 @@ Shapes: R rows of the table, U rows touched in a step, D elements in a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +39,36 @@ Group = dict[str, Any]
 State = dict[str, Tensor]
 
 
-class RowOptimizer(torch.optim.Optimizer):
+class GroupedOptimizer:
+    """Parameters in groups that have settings of their own, and a state for each parameter.
+
+    Args:
+        parameters: tensors, or groups of them: settings by name, with the tensors as "params".
+        defaults: the settings of a group that does not have its own.
+    """
+
+    def __init__(self, parameters: Iterable[Any], defaults: Group) -> None:
+        entries = list(parameters)
+        groups = entries if entries and isinstance(entries[0], dict) else [{"params": entries}]
+        self.param_groups: list[Group] = [defaults | group for group in groups]
+        self.state: defaultdict[Tensor, State] = defaultdict(dict)
+
+    def step(self) -> None:
+        """Update the parameters that have a gradient."""
+        raise NotImplementedError
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter, _ in self._members():
+            parameter.grad = None
+
+    def _members(self) -> Iterator[tuple[Tensor, Group]]:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                yield parameter, group
+
+
+class RowOptimizer(GroupedOptimizer):
     """Row-sparse Adam, for parameters whose gradients are sparse COO tensors with one sparse dimension.
 
     Several contributions to a row in one step are summed first. Every value in the state is a tensor, and a run that
@@ -67,36 +100,11 @@ class RowOptimizer(torch.optim.Optimizer):
             _check_group(group)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self) -> None:
         """Update the rows that have a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for position, (parameter, group) in enumerate(self._members()):
             if parameter.grad is not None:
                 self._update(parameter, group, position)
-        return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, in its own types.
-
-        The base class would cast the state to the type of the parameter: float32 moments of a bfloat16 table would
-        lose half their bits, and the counts of its rows would no longer be whole numbers.
-        """
-        super().load_state_dict(state_dict)
-        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
-        for (parameter, _), index in zip(self._members(), saved, strict=True):
-            entries = state_dict["state"].get(index, {})
-            self.state[parameter] = {
-                name: value.clone() if value.ndim == 0 else value.to(parameter.device, copy=True)
-                for name, value in entries.items()
-            }
-
-    def _members(self) -> Iterator[tuple[Tensor, Group]]:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                yield parameter, group
 
     def _update(self, parameter: Tensor, group: Group, position: int) -> None:
         rows_U, gradients_UD = sum_by_row(_sparse_gradient(parameter))

@@ -81,6 +81,14 @@ def open_run(
     return config
 
 
+def discard_run(folder: Path) -> None:
+    """Remove what `open_run` wrote for a run that took no step, and the folder if nothing else is in it."""
+    for name in (_CONFIG, _DATA, _LAUNCH):
+        (folder / name).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
 def was_started_by(folder: Path, launch: str) -> bool:
     """Whether a run was started by this launcher: a restarted process resumes its own run, never another one."""
     path = folder / _LAUNCH
@@ -148,9 +156,18 @@ def is_finished(folder: Path) -> bool:
     return (folder / _END).exists()
 
 
+def describe_missing(folder: Path) -> str:
+    """Say why a folder is no finished run, and what to do."""
+    if not folder.is_dir():
+        return f"{folder}: no such run folder: train one with `dexter train DATA --out {folder}`"
+    if (folder / _CONFIG).exists():
+        return f"{folder}: the run is not finished: continue it with `dexter train DATA --out {folder} --resume`"
+    return f"{folder}: not a run folder: give one that `dexter train DATA --out FOLDER` made"
+
+
 def read_run(folder: Path) -> Run:
     """Read a finished run."""
     if not is_finished(folder):
-        raise ModelError(f"{folder}: no finished run: train one with `dexter train DATA --out {folder}`")
+        raise ModelError(describe_missing(folder))
     ended = json.loads((folder / _END).read_text(encoding="utf-8"))
     return Run(folder, load_config(folder / _CONFIG), ended["best"], ended["best_step"], ended["seconds"])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dexter.batches.pool import count_relevant_pairs, restrict
 from dexter.batches.sampler import Sampler
-from dexter.config import DEFAULT_RECIPE, Config
+from dexter.config import Config
 from dexter.data import Dataset
 from dexter.data.own_labels import find_own_labels
 from dexter.data.tokens import Ragged, Tokens
@@ -31,7 +31,8 @@ from dexter.metrics import overfetch, remove_filtered, score
 from dexter.model.labels import Labels
 from dexter.model.model import Model
 from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking
-from dexter.processes import LabelShard
+from dexter.processes import LabelShard, SingleProcess
+from dexter.recipes import DEFAULT_RECIPE
 from dexter.training.checkpoint import load_checkpoint, restore_state, save_checkpoint, seed_rank, take_state
 from dexter.training.distributed import (
     ProcessGroup,
@@ -45,13 +46,14 @@ from dexter.training.distributed import (
 from dexter.training.gradcache import EncoderInput, StepResult, backward
 from dexter.training.label_cache import LabelCache
 from dexter.training.log import Interrupts, SilentLog, Stopwatch, TrainingLog
-from dexter.training.new_labels import fit_generator
-from dexter.training.objective import build_objective, spread
+from dexter.training.new_labels import NUM_GENERATOR_QUERIES, fit_generator
+from dexter.training.objective import build_objective, spread, start_classifier
 from dexter.training.optimizers import build_optimizers
 from dexter.training.precision import GradientScaler, autocast, tf32_products
 from dexter.training.presets import describe
 from dexter.training.run import (
     Run,
+    discard_run,
     is_finished,
     make_splits,
     open_run,
@@ -60,7 +62,7 @@ from dexter.training.run import (
     record_end,
     was_started_by,
 )
-from dexter.training.tuning import choose_scoring, drop_unused, keep_training_queries
+from dexter.training.tuning import Trial, choose_scoring, drop_unused, keep_training_queries
 
 log = logging.getLogger("dexter")
 _LOG_STEPS = 10
@@ -110,7 +112,12 @@ def train(
         if resume and is_finished(folder):
             log.info("%s is finished already", folder)
             return read_run(folder)
-        trainer = Trainer(read_config(folder), dataset, folder, processes)
+        try:
+            trainer = Trainer(read_config(folder), dataset, folder, processes)
+        except BaseException:
+            if processes.is_first and not resume:
+                discard_run(folder)
+            raise
         if processes.is_first:
             if own_labels := trainer.own_labels.describe():
                 log.info("%s", own_labels)
@@ -192,6 +199,8 @@ class Trainer:
         """Seconds of steps (batch, encode, loss, backward, update), refreshes (embed, cluster, mine) and the rest
         (validation, checkpoint, tuning)."""
         self.validation_tokens: Tokens | None = None
+        self.unpublished: Model | None = None
+        """The best model so far, where it is not on disk yet; it shares the weights that the next step changes."""
         self.label_cache: LabelCache | None = None
         if config.train.label_refresh > 1:
             self.label_cache = LabelCache(
@@ -218,7 +227,9 @@ class Trainer:
                     is_late = now - saved_at > 60 * self.config.train.checkpoint_minutes
                     # Clocks and signals differ between processes; what follows must not.
                     signal_number, is_due = self.processes.agree(interrupts.received or 0, is_late)
-                    if validated or signal_number or is_due or (every and self.step - saved_step >= every):
+                    # After the last step a checkpoint would be deleted at once.
+                    is_due = is_due or (validated and self.step < self.num_steps)
+                    if signal_number or is_due or (every and self.step - saved_step >= every):
                         self.save()
                         saved_at, saved_step = now, self.step
                     if signal_number:
@@ -227,8 +238,6 @@ class Trainer:
                             f"continue with --resume --out {self.folder}",
                             signal_number=int(signal_number),
                         )
-                if saved_step != self.step:
-                    self.save()
                 self._finish(keep_checkpoints=keep_checkpoints)
         finally:
             training_log.close()
@@ -244,13 +253,15 @@ class Trainer:
             log.info("resumed after step %d of %d", self.step, self.num_steps)
 
     def save(self) -> None:
-        """Publish a checkpoint of everything that the rest of the run depends on."""
+        """Publish a checkpoint of everything that the rest of the run depends on, the best model among it."""
+        self._publish()
         with self.watch("checkpoint"):
             check_weights_agree(self.processes, self.encoder)
             save_checkpoint(self.folder / _CHECKPOINTS, take_state(self), self.processes)
 
     def take_step(self) -> StepResult:
         """Train on one batch: encode, loss, gradients, update."""
+        frozen = self._enter_stage()
         if self.sampler.is_due_refresh(self.step):
             with tf32_products(self.config.train.precision, self.device):
                 self._refresh()
@@ -294,6 +305,8 @@ class Trainer:
             if cache is not None:
                 cache.note_gradients()
             add_gradients(self.optimizers.parts, self.processes)
+            if frozen:
+                self.encoder.zero_grad(set_to_none=True)
             if self.scaler is None or self.scaler.unscale(self.encoder.parameters(), self.processes):
                 self.optimizers.step(self.step, gradient_clip=self.config.train.gradient_clip)
             else:
@@ -301,6 +314,23 @@ class Trainer:
                 log.info("step %d: skipped, float16 gradient overflowed; scale now %g", self.step, self.scaler.scale)
         self.step += 1
         return result
+
+    def _enter_stage(self) -> bool:
+        """Choose what the next step trains where a run has two stages; return whether the encoder is frozen."""
+        start = self.config.head.classifier_start * self.steps_per_epoch
+        if not start:
+            return False
+        self.objective.encoder_weight = 1.0 if self.step < start else 0.0
+        if self.step == start:
+            start_classifier(
+                self.objective,
+                self.encoder,
+                query_tokens=self.query_tokens,
+                label_tokens=self.label_tokens,
+                shard=self.shard,
+                relevance=self.train_split.relevance,
+            )
+        return self.step >= start
 
     def _label_texts(self, labels: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The distinct texts of a pool's labels (None: all held ones), and for each label the position of its text."""
@@ -404,6 +434,8 @@ class Trainer:
         """Score the validation queries, and publish the model if it is the best so far."""
         assert self.validation_split is not None
         model = self._model()
+        if self.processes.size == 1:
+            model = model.fill_rows()
         if self.validation_tokens is None:
             self.validation_tokens = self.encoder.tokenize(self.validation_split.texts, side="query")
         metric = self.config.validation.metric
@@ -420,7 +452,7 @@ class Trainer:
         if is_better:
             self.best, self.best_step = metrics, self.step
             model.facts["validation"] = metrics
-            self._publish(model)
+            self.unpublished = model
 
     def _score(self, model: Model, tokens: Tokens) -> dict[str, float]:
         """Metrics of the validation queries at 1, 3, 5 and at the cut-off that decides, by exact search."""
@@ -440,46 +472,66 @@ class Trainer:
             top_ids = remove_filtered(found.ids, found.scores, split.filtered, max(ks)).ids
         return score(top_ids, split.relevance, self.train_split.relevance, ks, self.dataset.propensity)
 
-    def _publish(self, model: Model) -> None:
-        """Write the model with the labels of all processes."""
-        whole = whole_model(self.processes, model, self.labels, self.text_of_label)
+    def _publish(self) -> None:
+        """Write the best model with the labels of all processes, unless it is on disk already."""
+        if self.unpublished is None:
+            return
+        whole = whole_model(self.processes, self.unpublished, self.labels, self.text_of_label)
         if whole is not None:
             whole.save(self.folder / "model")
+        self.unpublished = None
         self.processes.barrier("model published")
 
     def _finish(self, *, keep_checkpoints: bool) -> None:
         if self.validation_split is None:
             self.best_step = self.step
-            self._publish(self._model())
+            self.unpublished = self._model()
+        if self.processes.size > 1:
+            self._publish()
         if self.processes.is_first:
             with self.watch("tuning"):
                 self._tune()
+        self.unpublished = None
+        if keep_checkpoints:
+            self.save()
+        if self.processes.is_first:
             record_end(self.folder, best=self.best, best_step=self.best_step, seconds=self.seconds, steps=self.step)
             if not keep_checkpoints:
-                shutil.rmtree(self.folder / _CHECKPOINTS)
+                shutil.rmtree(self.folder / _CHECKPOINTS, ignore_errors=True)
         self.processes.barrier("finish")
 
     def _tune(self) -> None:
-        """Keep the training queries with the published model, and choose on validation how it scores."""
+        """Publish the best model with the training queries it keeps and how it ranks, chosen on validation."""
         config, published = self.config, self.folder / "model"
         # The labels of all processes may be more than the device of one can hold.
-        model = Model.load(published, device=self.device if self.processes.size == 1 else "cpu")
+        model = self._best_model(device=self.device if self.processes.size == 1 else "cpu")
         kept = keep_training_queries(model, self.train_split, self.query_tokens, config)
         model = replace(model, training_queries=kept)
         scoring = Scoring()
         if self.validation_split is not None:
-            scoring = choose_scoring(
+            trial = Trial(
                 model,
                 self.train_split,
                 self.validation_split,
                 metric=config.validation.metric,
                 propensity=self.dataset.propensity,
+                tokens=self.validation_tokens,
             )
-            choice = choose_ranking(model, scoring)
-            generator = fit_generator(model, self.train_split, self.validation_split, choice)
+            scoring = choose_scoring(trial)
+            queries_QD = model.encode_tokens(self.query_tokens.spaced(NUM_GENERATOR_QUERIES), side="query")
+            generator = fit_generator(trial, choose_ranking(model, scoring), queries_QD)
             model = replace(model, generator=generator)
         model = replace(model, training_queries=drop_unused(model.training_queries, scoring.choice))
         model.save(published, records={SCORING_FILE: scoring.to_json()})
+
+    def _best_model(self, *, device: str) -> Model:
+        """Return the best model of the run, from disk unless it is in memory."""
+        if self.unpublished is None:
+            return Model.load(self.folder / "model", device=device)
+        encoder = self.unpublished.encoder
+        # Predictions are made with arrays.
+        encoder = encoder.arrays() if isinstance(encoder, StaticEncoder) else encoder
+        return replace(self.unpublished, encoder=encoder, processes=SingleProcess()).fill_rows()
 
     def _first_ids(self) -> NDArray[np.int64]:
         """The token ids of the first step, as an example of what a step touches."""
@@ -508,6 +560,7 @@ class Trainer:
             labels=self.labels if self.shard.is_all else self.labels.select(self.shard.labels),
             representations_LD=representations_LD.numpy(),
             facts=facts,
+            names=self.dataset.names,
             processes=self.processes,
             device=self.device,
         )

@@ -27,12 +27,14 @@ from dexter.index import ExactIndex
 from dexter.metrics import PROPENSITY, Ratio, inverse_propensity, per_query
 from dexter.model.lexical import LexicalIndex
 from dexter.model.model import Model
-from dexter.model.store import fingerprint
+from dexter.model.published import fingerprint
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.calibration import FITTED_PLACES, calibrate
 from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, VoteSettings
-from dexter.predict.rank import RankingChoice, find_voters, rank
+from dexter.predict.rank import RankingChoice, WindowPooling, find_voters, rank
 from dexter.predict.scoring import Scoring, write_tuned
+from dexter.predict.windows import encode_texts, rank_texts
+from dexter.progress import track
 from dexter.training.run import check_data, make_splits, read_run
 from dexter.types import HeadName, TopK
 
@@ -48,6 +50,7 @@ _VOTE_GRID: Sequence[tuple[str, Sequence[Any]]] = (
 """Settings of the votes in the order in which they are searched; the weight again, once the others are found."""
 _LEXICAL_VOTERS = ((10, 0.05), (20, 0.1), (50, 0.2))
 """Neighbours by words and their temperatures: the flatter the votes, the more of them."""
+_POOLINGS: tuple[WindowPooling, ...] = ("mean", "max")
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _STANDARD_ERRORS = 1.5
 _KEPT_BYTES = 2**29
@@ -82,26 +85,14 @@ def drop_unused(kept: TrainingQueries | None, choice: RankingChoice | None) -> T
     return None if kept.index is None else replace(kept, lexical=None)
 
 
-def choose_scoring(
-    model: Model,
-    train: Split,
-    validation: Split,
-    *,
-    metric: str,
-    propensity: tuple[float, float] = PROPENSITY["default"],
-    dials: Sequence[float] = (),
-) -> Scoring:
+def choose_scoring(trial: Trial, *, dials: Sequence[float] = ()) -> Scoring:
     """Choose the ranking of a model on validation queries, and fit its probabilities.
 
     Args:
-        model: the trained model, with its training queries where it keeps them.
-        train: the queries it was trained on, for the label frequencies of PSP.
-        validation: queries held out of training.
-        metric: what to maximise, such as P@1 or PSP@3.
-        propensity: the constants (a, b) of PSP.
+        trial: ranks the validation queries by the model, with its training queries where it keeps them.
         dials: values of the dial to try besides the model's own.
     """
-    trial = Trial(model, train, validation, metric=metric, propensity=propensity)
+    model, validation = trial.model, trial.split
     as_trained = RankingChoice(head=model.default_head, dial=model.default_dial)
     best = trial.improve(as_trained, dials)
     if not trial.is_significant(as_trained, best):
@@ -109,20 +100,33 @@ def choose_scoring(
     by_words = trial.add_lexical_votes(best)
     if trial.is_significant(best, by_words):
         best = by_words
+    best = trial.choose_windows(best)
     scoring = Scoring(
-        metric=metric,
+        metric=trial.metric,
         choice=best,
         calibration=calibrate(trial.rank(best, FITTED_PLACES), validation.relevance, model.labels.counts),
         validation={"model": trial.metrics(as_trained), "tuned": trial.metrics(best)},
     )
     log.info("%d queries: %s", len(validation), scoring.describe())
+    if scoring.calibration is None:
+        log.warning(
+            "no probabilities: too few labels are right on the %s validation queries to learn them from "
+            "(10 are needed): add data, or raise validation.fraction",
+            f"{len(validation):,}",
+        )
     return scoring
 
 
 class Trial:
     """Ranks the validation queries by different choices; what choices share is computed once.
 
-    Arguments are those of `choose_scoring`.
+    Args:
+        model: the trained model, with its training queries where it keeps them.
+        train: the queries it was trained on, for the label frequencies of PSP.
+        validation: queries held out of training.
+        metric: what to maximise, such as P@1 or PSP@3.
+        propensity: the constants (a, b) of PSP.
+        tokens: those of the validation queries, where they are known.
     """
 
     def __init__(
@@ -133,10 +137,12 @@ class Trial:
         *,
         metric: str,
         propensity: tuple[float, float] = PROPENSITY["default"],
+        tokens: Tokens | None = None,
     ) -> None:
         self.model, self.split, self.metric = model, validation, metric
         self.cut_off = int(metric.partition("@")[2])
-        self.representations_ND = model.encode_queries(validation.texts)
+        tokens = model.encoder.tokenize(validation.texts, side="query") if tokens is None else tokens
+        self.representations_ND = model.encode_tokens(tokens, side="query")
         self.propensity = inverse_propensity(train.relevance, *propensity)
         kept = model.training_queries
         most = RankingChoice(
@@ -156,7 +162,7 @@ class Trial:
         if self.voters.by_vectors is None:
             return best
         voting = replace(best, votes=DEFAULT_VOTES)
-        for name, values in _VOTE_GRID:
+        for name, values in track(_VOTE_GRID, what="tune votes", total=len(_VOTE_GRID), unit="setting"):
             votes = voting.votes or DEFAULT_VOTES
             for value in values:
                 voting = self._better(voting, replace(voting, votes=replace(votes, **{name: value})))
@@ -167,7 +173,8 @@ class Trial:
         if self.voters.by_words is None:
             return start
         best = replace(start, lexical_votes=DEFAULT_LEXICAL_VOTES)
-        for neighbours, temperature in _LEXICAL_VOTERS:
+        voters = track(_LEXICAL_VOTERS, what="tune votes by words", total=len(_LEXICAL_VOTERS), unit="setting")
+        for neighbours, temperature in voters:
             for weight in WEIGHTS[:-1]:
                 settings = VoteSettings(neighbours=neighbours, temperature=temperature, weight=weight)
                 best = self._better(best, replace(best, lexical_votes=settings))
@@ -178,6 +185,24 @@ class Trial:
         settings = best.lexical_votes or DEFAULT_LEXICAL_VOTES
         for weight in WEIGHTS[:-1]:
             best = self._better(best, replace(best, lexical_votes=replace(settings, weight=weight)))
+        return best
+
+    def choose_windows(self, start: RankingChoice) -> RankingChoice:
+        """Choose what is read of texts beyond the encoder's length, if there are any, and say so."""
+        num_long = sum(len(self.model.encoder.split_query(text)) > 1 for text in self.split.texts)
+        if not num_long:
+            return start
+        best = start
+        for pooling in _POOLINGS:
+            best = self._better(best, replace(start, windows=pooling))
+        best = best if self.is_significant(start, best) else start
+        read = "of each its beginning" if best.windows == "first" else f"the {best.windows} of their windows"
+        log.info(
+            "%s of %s validation texts are beyond the encoder's length: %s is read",
+            f"{num_long:,}",
+            f"{len(self.split):,}",
+            read,
+        )
         return best
 
     def is_significant(self, before: RankingChoice, after: RankingChoice) -> bool:
@@ -195,6 +220,10 @@ class Trial:
         """Rank the labels of the validation queries, without filter pairs."""
         index = self._labels_of(choice)
         exclude = self.split.filtered
+        if choice.windows != "first":
+            encoded = encode_texts(self.model, self.split.texts, choice)
+            exact = ExactIndex(index.vectors_LD, self.model.device)
+            return rank_texts(self.model, exact, encoded, choice, k, exclude=exclude)
         return rank(self.model, index, self.representations_ND, choice, k, voters=self.voters, exclude=exclude)
 
     def _best_of_heads_and_dials(self, best: RankingChoice, dials: Sequence[float]) -> RankingChoice:
@@ -270,13 +299,7 @@ def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = No
     if validation is None:
         raise UsageError(f"{folder} was trained with validation.fraction = 0: there are no queries to tune on")
     published = folder / "model"
-    scoring = choose_scoring(
-        Model.load(published),
-        train,
-        validation,
-        metric=metric,
-        propensity=dataset.propensity,
-        dials=DIALS,
-    )
+    trial = Trial(Model.load(published), train, validation, metric=metric, propensity=dataset.propensity)
+    scoring = choose_scoring(trial, dials=DIALS)
     write_tuned(published, scoring, fingerprint=fingerprint(published))
     return scoring

@@ -23,11 +23,11 @@ from tests.conftest import SMALL
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 CHROMIUM = os.environ.get("DEXTER_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(minutes=0.2),
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: install it, or set DEXTER_CHROMIUM to its path"),
 ]
 HOSTILE = '<script>window.hacked=1</script><img src=x onerror="window.hacked=2">\'"><b>bold'
-PATHS = ["/", "/labels?label=L0", "/map", "/training", "/batch", "/labels?label=nobody"]
+PATHS = ["/", "/labels?label=L0", "/map", "/training", "/batch", "/annotate", "/labels?label=nobody"]
 TIMEOUT = 120_000
 """Milliseconds: the machine may be busy, and nothing here measures speed."""
 
@@ -517,3 +517,21 @@ def test_without_scripts_forms_do_the_same(visit, world, ask):
     expect_names(page, ask(text))
     page.get_by_test_id("example").first.click()
     assert page.locator(".labels > li").count() == 10
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_labels_are_corrected_with_the_keyboard_alone_with_scripts_and_without(visit, scripts):
+    page = visit("/annotate", java_script_enabled=scripts)
+    page.get_by_test_id("texts").fill(f"{HOSTILE} {scripts}")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-testid=save]")
+    page.locator("[data-testid=item] input[type=checkbox]:not(:checked)").first.focus()
+    page.keyboard.press("Space")
+    page.get_by_test_id("save").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[data-testid=saved]")
+    with page.expect_download() as started:
+        page.get_by_test_id("download").click()
+    lines = [json.loads(line) for line in started.value.path().read_text().splitlines()]
+    assert f"{HOSTILE} {scripts}" in [line["text"] for line in lines] and all(line["labels"] for line in lines)

@@ -60,7 +60,7 @@ def test_filters_of_the_form(client, world):
     ]
     assert "No label is allowed by the filters" in client.post("/", data={"text": text, "band": "unseen"}).text
     refused = client.post("/", data={"text": text, "exclude": "nobody"})
-    assert refused.status_code == 422 and "This run has no label with the id at position 0 of exclude" in refused.text
+    assert refused.status_code == 422 and "The run has no label with the id at position 1 of exclude" in refused.text
 
 
 def test_why_opens_under_its_label(client, world):
@@ -70,7 +70,7 @@ def test_why_opens_under_its_label(client, world):
     assert page.count('aria-expanded="true"') == 1
     why = page.partition('data-testid="why"')[2]
     assert label["id"] in why and "Training texts" in why and '<mark class="for4">' in why
-    assert "nearest first" in why and '"why"' not in html.unescape(page.partition('id="json"')[2])
+    assert "nearest first" in why and '"explanation"' not in html.unescape(page.partition('id="json"')[2])
 
 
 RANKINGS = [

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dexter.data.formats.registry import FORMATS, detect, load_dataset, read_label_file, save_dataset
+from dexter.data.formats.registry import FORMATS, detect, load_dataset, read_column, read_label_file, save_dataset
 
-__all__ = ["FORMATS", "detect", "load_dataset", "read_label_file", "save_dataset"]
+__all__ = ["FORMATS", "detect", "load_dataset", "read_column", "read_label_file", "save_dataset"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dexter.data.dataset import Dataset, Split
-from dexter.data.formats.lines import BadRecord, excerpt
+from dexter.data.formats.lines import BadRecord, decode, excerpt, raw_lines, without_line_end
 from dexter.data.formats.reader import (
     LABELS,
     TRAIN,
@@ -34,6 +34,7 @@ from dexter.data.formats.reader import (
 )
 from dexter.data.formats.writer import Writer, labels_of_rows
 from dexter.data.published import TITLE, TITLE_AND_CONTENT
+from dexter.errors import DataError
 
 _SUFFIX, _XMC_SUFFIX = (".jsonl",), (".json",)
 
@@ -120,9 +121,9 @@ def text_field(record: dict[str, Any], name: str, *, default: str | None = None)
 
 
 def identifier_field(record: dict[str, Any]) -> str | None:
-    """Return the identifier, a string or a whole number, from the field "uid" or else "id"; None without one."""
-    name = "uid" if "uid" in record else "id"
-    if name not in record:
+    """Return the identifier, a string or a whole number, from "uid", "id" or "document_id"; None without one."""
+    name = next((name for name in ("uid", "id", "document_id") if name in record), None)
+    if name is None:
         return None
     value = record[name]
     if type(value) is int and abs(value) < 10**18:
@@ -130,6 +131,18 @@ def identifier_field(record: dict[str, Any]) -> str | None:
     if type(value) is not str:
         raise BadRecord(f"type of {name}", f'the field "{name}" must be a string, got {excerpt(value)}')
     return _encodable(value, name=name)
+
+
+def read_column(path: Path, name: str) -> list[str]:
+    """Read one field of every record."""
+    values = []
+    for number, raw in raw_lines(path):
+        if raw.strip():
+            record = parse_object(without_line_end(decode(raw)))
+            if name not in record:
+                raise DataError(f"the record has no field {name!r}: it has {', '.join(record)}", path=path, line=number)
+            values.append(str(record[name]))
+    return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +198,8 @@ def _add_query(fields: _Fields, labels: LabelTable, split: SplitBuilder, line: s
 
 def _label_columns(record: dict[str, Any], name: str, labels: LabelTable) -> Sequence[int]:
     """Return the columns of a list of label ids (strings) or label indices (whole numbers)."""
+    if name not in record and "subjects" in record:
+        return labels.columns_of_ids(_subjects(record["subjects"]))
     if name not in record:
         raise BadRecord(
             f"no {name}",
@@ -204,6 +219,17 @@ def _label_columns(record: dict[str, Any], name: str, labels: LabelTable) -> Seq
         f"type of {name}",
         f'the field "{name}" must hold label ids (strings) or indices (whole numbers), got {excerpt(values)}',
     )
+
+
+def _subjects(subjects: object) -> list[str]:
+    """Return the ids of a list of subjects as Annif writes them: objects with a uri, or else a label."""
+    if type(subjects) is not list or not all(
+        type(one) is dict and (one.get("uri") or one.get("label")) for one in subjects
+    ):
+        raise BadRecord(
+            "subjects", f'the field "subjects" must be a list of objects with a uri or a label, got {excerpt(subjects)}'
+        )
+    return [_encodable(str(one.get("uri") or one["label"]), name="subjects") for one in subjects]
 
 
 def _encodable(text: str, *, name: str) -> str:

@@ -27,6 +27,8 @@ MAX_BAD_RECORDS = 1000
 """With `on_error="fail"`, reading stops after this many bad records: the first of each kind is what helps."""
 _MAX_BYTES_VARIABLE = "DEXTER_MAX_BYTES"
 _DEFAULT_MAX_BYTES = 16 * 1024**3
+_MAX_WHOLE_BYTES = 1024**3
+"""Of a file that is held in memory whole."""
 _MAX_COMPRESSION_RATIO = 50
 _RATIO_FREE_BYTES = 64 * 1024**2
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -110,15 +112,15 @@ def excerpt(value: object) -> str:
     return text if len(text) <= _EXCERPT_CHARACTERS else text[: _EXCERPT_CHARACTERS - 3] + "..."
 
 
-def decompressed_limit(path: Path) -> int:
+def decompressed_limit(path: Path, *, most: int = _DEFAULT_MAX_BYTES) -> int:
     """Return the most bytes a file may hold once decompressed: the value of DEXTER_MAX_BYTES.
 
     Without that variable it is 50 times the file's size (text compresses 3 to 10 times), at least 64 MiB and at most
-    16 GiB: generous for data, far below what a decompression bomb needs.
+    16 GiB (or `most`): generous for data, far below what a decompression bomb needs.
     """
     given = os.environ.get(_MAX_BYTES_VARIABLE, "").strip()
     if not given:
-        return min(_DEFAULT_MAX_BYTES, max(_RATIO_FREE_BYTES, _MAX_COMPRESSION_RATIO * path.stat().st_size))
+        return min(most, max(_RATIO_FREE_BYTES, _MAX_COMPRESSION_RATIO * path.stat().st_size))
     if not (given.isascii() and given.isdecimal() and len(given) < 19):
         raise UsageError(f"{_MAX_BYTES_VARIABLE} must be a whole number of bytes, got {given[:40]!r}")
     return int(given)
@@ -151,6 +153,24 @@ def raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 path=path,
                 line=number + 1,
             ) from None
+
+
+def read_whole(path: Path) -> bytes:
+    """Read all bytes of a file that a parser needs whole, decompressed, up to the limit of compressed files."""
+    parts, seen = [], 0
+    with _open_decompressed(path) as (handle, _):
+        limit = decompressed_limit(path, most=_MAX_WHOLE_BYTES)
+        try:
+            while part := handle.read(_BUFFER_BYTES):
+                parts.append(part)
+                seen += len(part)
+                if seen > limit:
+                    raise DataError(f"holds more than {limit:,} bytes: {limit_advice()}", path=path)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(
+                f"the gzip data is truncated or damaged ({error}): copy the file again", path=path
+            ) from None
+    return b"".join(parts).removeprefix(_BYTE_ORDER_MARK)
 
 
 def decode(raw: bytes) -> str:

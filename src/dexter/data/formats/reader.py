@@ -9,6 +9,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -21,6 +22,9 @@ from dexter.data.published import find_published
 from dexter.errors import DataError, UsageError
 from dexter.files import sha256
 from dexter.types import PROPENSITY
+
+if TYPE_CHECKING:
+    from dexter.data.formats.vocabulary import LabelVocabulary
 
 log = logging.getLogger("dexter")
 
@@ -149,7 +153,7 @@ class SplitBuilder:
         relevance = csr_matrix(triple, shape=(len(self), num_labels))
         relevance.sort_indices()
         if not relevance.has_canonical_format or not relevance.data.all():
-            relevance = _merge_repeated_labels(relevance)
+            relevance = merge_repeated_labels(relevance)
         return Split(texts=self.texts, uids=_unique_uids(self.uids), relevance=freeze(relevance), filtered=filtered)
 
 
@@ -164,12 +168,16 @@ class Reader:
         on_error: OnError = "fail",
         table: TableOptions | None = None,
         text_fields: tuple[str, ...] | None = None,
+        vocabulary: LabelVocabulary | None = None,
     ) -> None:
         self.root = root
+        self.vocabulary = vocabulary
+        """Whose concepts the labels are; `apply_vocabulary` looks them up after reading."""
         self.errors = RecordErrors(on_error)
         self.table = table or TableOptions()
         self._format_name = format_name
         self._files: list[Path] = []
+        self._digests: dict[str, str] = {}
         self._description = description.read_description(root)
         self.text_fields = self._description.text_fields or text_fields
         """The fields that make a text, as `dataset.json` or else the caller says; None where neither does."""
@@ -185,6 +193,10 @@ class Reader:
         if path not in self._files:
             self._files.append(path)
         return path
+
+    def record(self, name: str, digest: str) -> None:
+        """Remember the SHA-256 of many files under one name."""
+        self._digests[name] = digest
 
     def for_each_line(
         self,
@@ -318,7 +330,7 @@ class Reader:
         if (folder / description.NAME).is_file() and self.root.is_dir():
             self.use(folder / description.NAME)
         hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in self._files}
-        return {"format": self._format_name} | skipped | hashes
+        return {"format": self._format_name} | skipped | hashes | self._digests
 
 
 def find_file(folder: Path, stems: Sequence[str], suffixes: Sequence[str]) -> Path | None:
@@ -385,7 +397,7 @@ def check_weights(weights: object, *, count: int) -> list[float]:
     return weights
 
 
-def _merge_repeated_labels(matrix: csr_matrix) -> csr_matrix:
+def merge_repeated_labels(matrix: csr_matrix) -> csr_matrix:
     """Keep the largest weight of a label repeated within a row, and leave out weights of 0."""
     rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
     order = np.lexsort((-matrix.data, matrix.indices, rows))

@@ -13,8 +13,10 @@ from dexter.data.formats import annif, fasttext, jsonl, tables, xmc
 from dexter.data.formats.columns import TableOptions
 from dexter.data.formats.description import check_text_fields, write_description
 from dexter.data.formats.lines import OnError
-from dexter.data.formats.reader import Reader, log, plain_suffix
+from dexter.data.formats.reader import Reader, log, plain_suffix, train_file
+from dexter.data.formats.vocabulary import LabelVocabulary, apply_vocabulary, find_vocabulary, read_vocabulary
 from dexter.data.formats.writer import Writer
+from dexter.data.label_names import DEFAULT_PARTS
 from dexter.errors import DataError, UsageError
 from dexter.files import atomic_folder
 
@@ -107,7 +109,8 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             ),
             Format(
                 name="annif",
-                description="train.tsv (and test.tsv, vocab*.tsv) with lines of text<TAB><uri> <uri>, or one such file",
+                description="train.tsv (and test.tsv) with lines of text<TAB><uri> <uri>, or one such file, or .txt "
+                "files each with a .key or .tsv file; and a vocabulary",
                 detect=annif.detect,
                 read=annif.read,
                 write=annif.write,
@@ -142,6 +145,9 @@ def load_dataset(
     label_column: str | None = None,
     label_separator: str | None = None,
     text_fields: Sequence[str] | None = None,
+    vocabulary: str | Path | None = None,
+    language: str | None = None,
+    label_text: Sequence[str] = DEFAULT_PARTS,
 ) -> Dataset:
     """Read a data set from a file or folder, or build a built-in one; guesses and skipped lines are logged.
 
@@ -155,6 +161,10 @@ def load_dataset(
         label_separator: for tables, what separates the labels of a cell; guessed when not given.
         text_fields: for xmc-json, `("title",)` or `("title", "content")`: the same files hold a data set of titles and
             one of full texts. When not given, a folder's name that holds "Titles" says title, others mean both.
+        vocabulary: a file whose concepts become the labels (see `apply_vocabulary`); when not given, that of the folder
+            if it has one.
+        language: the language of the vocabulary's labels; needed where it has several.
+        label_text: what the text of such a label is made of: some of `dexter.data.label_names.PARTS`.
     """
     table = TableOptions(text_column=text_column, label_column=label_column, label_separator=label_separator)
     if on_error not in ("fail", "skip"):
@@ -166,17 +176,25 @@ def load_dataset(
     if not path.exists():
         if fields is not None:
             raise UsageError(f"text_fields applies to files, not to the built-in data set {path_or_name}")
+        if vocabulary is not None:
+            raise UsageError(f"a vocabulary applies to files, not to the built-in data set {path_or_name}")
         return _build(str(path_or_name))
     chosen = _format_named(format or detect(path))
     if table != TableOptions() and not chosen.is_table:
         names = ", ".join(one.name for one in FORMATS.values() if one.is_table)
         raise UsageError(f"text_column, label_column and label_separator apply to {names}, not to {chosen.name}")
     log.info(f"read as {chosen.name}")
-    reader = Reader(path, format_name=chosen.name, on_error=on_error, table=table, text_fields=fields)
+    concepts = _read_vocabulary(path, vocabulary, language, is_annif=chosen.name == "annif")
+    reader = Reader(
+        path, format_name=chosen.name, on_error=on_error, table=table, text_fields=fields, vocabulary=concepts
+    )
     if fields is not None and not (chosen.has_fields or reader.has_stored_fields):
         names = ", ".join(one.name for one in FORMATS.values() if one.has_fields)
         raise UsageError(f"text_fields applies to {names}, not to {chosen.name}, whose texts are one field")
-    return chosen.read(reader)
+    dataset = chosen.read(reader)
+    if concepts is None:
+        return dataset
+    return apply_vocabulary(dataset, concepts, language=language, parts=label_text, on_error=on_error, folder=path)
 
 
 def read_label_file(path: Path) -> list[tuple[str, str]]:
@@ -187,6 +205,16 @@ def read_label_file(path: Path) -> list[tuple[str, str]]:
     read = jsonl.read_labels if suffix == ".jsonl" else tables.read_labels
     labels = read(Reader(path, format_name=suffix[1:]), path)
     return list(zip(labels.ids, labels.texts, strict=True))
+
+
+def read_column(path: Path, name: str) -> list[str]:
+    """Read one more column of the training queries of a table, or a field of JSONL: a value for each of them."""
+    suffixes = (".jsonl", ".csv", ".tsv", ".parquet")
+    file = next((found for suffix in suffixes if (found := train_file(path, [suffix])) is not None), None)
+    if file is None:
+        raise UsageError(f"{path}: only tables and JSONL have other columns than texts and labels")
+    read = jsonl.read_column if plain_suffix(file) == ".jsonl" else tables.read_column
+    return read(file, name)
 
 
 def save_dataset(
@@ -230,6 +258,20 @@ def _format_named(name: str) -> Format:
     if name not in FORMATS:
         raise UsageError(f"no format {name!r}: choose one of {', '.join(FORMATS)}")
     return FORMATS[name]
+
+
+def _read_vocabulary(
+    path: Path, given: str | Path | None, language: str | None, *, is_annif: bool
+) -> LabelVocabulary | None:
+    """Read the vocabulary given, or the one that lies in the folder (of a corpus of Annif, also beside its file)."""
+    if given is None and (path.is_dir() or is_annif):
+        folder = path if path.is_dir() else path.parent
+        given = find_vocabulary(folder, stems=annif.VOCABULARY_STEMS if is_annif else ())
+    if given is not None:
+        return read_vocabulary(given, language=language)
+    if language is not None:
+        raise UsageError("language chooses among the labels of a vocabulary: name its file with --vocabulary")
+    return None
 
 
 def _build(name: str) -> Dataset:

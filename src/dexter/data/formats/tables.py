@@ -1,8 +1,8 @@
 """Tables: CSV, TSV and Parquet with a text column and a column of labels, in one file or a folder of train and test.
 
 A folder may also hold `lbl` or `labels` with an id and a text column; without it a label's id is its text. In CSV and
-TSV the labels of a row share a cell, separated; in Parquet the cell may be a list. Columns and separator are guessed
-from usual names and the first rows, and the guess is logged.
+TSV the labels of a row share a cell, separated or written as a list (`["a", "b"]`); in Parquet the cell may be a list.
+Columns and separators are guessed from usual names and the first rows, and the guess is logged.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ from dexter.data.formats import annif
 from dexter.data.formats.columns import (
     SEPARATORS,
     Cell,
+    TableOptions,
+    choose_column,
     choose_columns,
+    choose_delimiter,
     choose_label_file_columns,
-    choose_query_columns,
     choose_separator,
+    choose_text_columns,
+    holds_lists,
+    parse_list,
     split_cell,
 )
 from dexter.data.formats.lines import (
@@ -32,6 +37,7 @@ from dexter.data.formats.lines import (
     decode,
     decompressed_limit,
     excerpt,
+    first_lines,
     limit_advice,
     raw_lines,
 )
@@ -93,28 +99,32 @@ def read_labels(reader: Reader, path: Path) -> LabelTable:
     return labels
 
 
-def open_query_table(path: Path) -> Iterator[tuple[int, str, str]] | None:
-    """Open a CSV or TSV file of texts with ids, and return the line, id and text of each row.
-
-    Returns None if the file is no such table: its first line does not name a text column and one of ids.
-    """
-    delimiter = _DELIMITERS.get(plain_suffix(path))
-    if delimiter is None or path.is_fifo():
-        return None
-    first = next((raw.decode("utf-8", "replace") for _, raw in raw_lines(path)), "")
-    names = [name.strip().strip('"') for name in first.split(delimiter)]
-    columns = choose_query_columns(names)
-    return None if columns is None else _read_queries(path, *columns)
+def is_table(path: Path) -> bool:
+    """Whether a file is a table, by its name."""
+    return plain_suffix(path) in (*_DELIMITERS, ".parquet")
 
 
-def _read_queries(path: Path, uid: int, text: tuple[int, ...]) -> Iterator[tuple[int, str, str]]:
-    for line, cells in _open(path).rows([uid, *text]):
+def read_queries(path: Path, *, text_column: str | None = None) -> Iterator[tuple[int, str, str]]:
+    """Yield the line, id (empty without one) and text of each row of a table of texts to label."""
+    table = _open(path)
+    uid, text = choose_text_columns(table.names, TableOptions(text_column=text_column), path=path)
+    log.info(f"{path.name}: text from {' + '.join(repr(table.names[position]) for position in text)}")
+    for line, cells in table.rows([*text, *([] if uid is None else [uid])]):
         try:
             if isinstance(cells, BadRecord):
                 raise cells
             yield line, _identifier(cells, uid) or "", _text(cells, text)
         except BadRecord as bad:
             raise DataError(bad.message, path=path, line=line) from None
+
+
+def read_column(path: Path, name: str) -> list[str]:
+    """Read the cells of one column."""
+    table = _open(path)
+    position = choose_column(table.names, name, path=path)
+    return [
+        _identifier(cells, position) or "" if isinstance(cells, list) else "" for _, cells in table.rows([position])
+    ]
 
 
 def write(suffix: str, dataset: Dataset, writer: Writer) -> None:
@@ -166,19 +176,25 @@ def _read_split(reader: Reader, labels: LabelTable, path: Path) -> SplitBuilder:
     columns = choose_columns(table.names, reader.table, path=path)
     records = table.rows(columns.used)
     sample = list(islice(records, _SAMPLE_ROWS))
-    separator = reader.table.label_separator
-    if separator is None:
-        separator = choose_separator((row[columns.labels] for _, row in sample if isinstance(row, list)), labels.known)
-    parted = "" if separator is None else f", labels split at {separator!r}"
+    separator, cells_seen = (
+        reader.table.label_separator,
+        [row[columns.labels] for _, row in sample if isinstance(row, list)],
+    )
+    are_lists = separator is None and holds_lists(cells_seen, labels.known)
+    if separator is None and not are_lists:
+        separator = choose_separator(cells_seen, labels.known)
+    parted = ", a list of labels in each cell" if are_lists else f", labels split at {separator!r}" if separator else ""
     log.info(f"{path.name}: {columns.describe(table.names)}{parted}")
     split = SplitBuilder()
 
     def add_query(cells: list[Cell]) -> None:
         text, uid = _text(cells, columns.text), _identifier(cells, columns.uid)
-        identifiers = split_cell(cells[columns.labels], separator, labels.known)
+        given = cells[columns.labels]
+        identifiers = split_cell(_list_cell(given) if are_lists else given, separator, labels.known)
         weights = None
         if columns.weights is not None and cells[columns.weights]:
-            parts = split_cell(cells[columns.weights], separator, None)
+            listed = cells[columns.weights]
+            parts = split_cell(_list_cell(listed) if are_lists else listed, separator, None)
             weights = check_weights([_number(part) for part in parts], count=len(identifiers))
         split.add(text, labels.columns_of_ids(identifiers), uid=uid, weights=weights)
 
@@ -188,6 +204,16 @@ def _read_split(reader: Reader, labels: LabelTable, path: Path) -> SplitBuilder:
             reader.errors.add(path, line, bad)
             split.skip()
     return split
+
+
+def _list_cell(cell: Cell) -> Cell:
+    if not isinstance(cell, str) or not cell.strip():
+        return cell
+    items = parse_list(cell)
+    if items is None:
+        message = f'expected a list such as ["a", "b"], as in the other rows, got {excerpt(cell)}'
+        raise BadRecord("no list", message)
+    return items
 
 
 def _call(use: Callable[[list[Cell]], None], cells: list[Cell] | BadRecord) -> BadRecord | None:
@@ -230,7 +256,10 @@ def _open(path: Path) -> _DelimitedFile | _ParquetFile:
 class _DelimitedFile:
     """A CSV or TSV file, quoted as in RFC 4180, so that a cell may hold line breaks."""
 
-    def __init__(self, path: Path, delimiter: str) -> None:
+    def __init__(self, path: Path, usual: str) -> None:
+        delimiter = choose_delimiter("".join(first_lines(path, count=1)), usual)
+        if delimiter != usual:
+            log.info(f"{path.name}: columns separated by {delimiter!r}")
         self._lines = _DecodedLines(path)
         self._reader = csv.reader(self._lines, delimiter=delimiter, strict=True)
         header = next(self._records(), None)

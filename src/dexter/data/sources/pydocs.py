@@ -24,6 +24,7 @@ from typing import Any
 from dexter.data.dataset import Dataset
 from dexter.data.sources import Item, dataset_from_items
 from dexter.errors import ResourceError
+from dexter.progress import track
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ def find_objects(packages: Mapping[str, Sequence[str] | None]) -> list[Documente
     """Find every documented public function, class and method of the packages, each once, sorted by name."""
     values: dict[Hashable, Any] = {}
     paths: dict[Hashable, list[str]] = defaultdict(list)
-    for package, parts in packages.items():
+    for package, parts in track(packages.items(), what="read documentation", total=len(packages), unit="package"):
         for module in public_modules(package, parts):
             for path, value in _members(module, package):
                 key = _identity(value, package)

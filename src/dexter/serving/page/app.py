@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
+from dexter.serving.page.annotate import annotate_routes
 from dexter.serving.page.label_map import map_routes
 from dexter.serving.page.labels import labels_routes
 from dexter.serving.page.predict import predict_page_routes
@@ -18,7 +19,7 @@ def page_routes(runs: ServedRuns) -> APIRouter:
     """Make the routes of the page."""
     router = APIRouter(include_in_schema=False)
     render = Renderer(runs)
-    for routes in (predict_page_routes, labels_routes, map_routes, training_routes, _batch_routes):
+    for routes in (predict_page_routes, labels_routes, map_routes, training_routes, _batch_routes, annotate_routes):
         router.include_router(routes(runs, render))
     router.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     return router

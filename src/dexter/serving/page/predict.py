@@ -288,7 +288,7 @@ def _as_curl(base_url: str, request: PredictRequest) -> str:
 
 def _as_json(answer: PredictResponse) -> str:
     """Return the answer as indented JSON, without explanations, which only the page asks for."""
-    explanations = {"results": {"__all__": {"labels": {"__all__": {"why"}}}}}
+    explanations = {"results": {"__all__": {"labels": {"__all__": {"explanation"}}}}}
     return json.dumps(
         PREDICT_RESPONSE.dump_python(answer, exclude_none=True, exclude=explanations), ensure_ascii=False, indent=2
     )

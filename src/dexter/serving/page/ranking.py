@@ -102,10 +102,10 @@ class ShownExplanation:
 
 def lay_out_explanation(label: RankedLabel, text: str) -> ShownExplanation | None:
     """Lay out the explanation of a label; None if the label was removed before it was explained."""
-    if label.why is None:
+    if label.explanation is None:
         return None
-    pieces = highlight(text[:_MAX_SHOWN_CHARACTERS], label.why.words)
-    return ShownExplanation(pieces, score_steps(label.why.parts), label.why.neighbours)
+    pieces = highlight(text[:_MAX_SHOWN_CHARACTERS], label.explanation.words)
+    return ShownExplanation(pieces, score_steps(label.explanation.parts), label.explanation.neighbours)
 
 
 def highlight(text: str, words: Sequence[Word]) -> list[TextPiece]:

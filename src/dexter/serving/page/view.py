@@ -30,6 +30,7 @@ _PAGES = [
     ("map", "map", "Map"),
     ("training", "training", "Training"),
     ("batch", "batch", "Batch"),
+    ("annotate", "annotate", "Annotate"),
 ]
 """Template, address and title of each page."""
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]

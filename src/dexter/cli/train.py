@@ -1,0 +1,161 @@
+"""The verbs that make a run: train, import, plan."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dexter.cli.options import (
+    AS_GUESSED,
+    Json,
+    ReadOptions,
+    Settings,
+    echo_json,
+    parse_pooling,
+    reads_data,
+)
+from dexter.errors import UsageError
+from dexter.processes import read_launch
+from dexter.recipes import DEFAULT_RECIPE
+
+log = logging.getLogger("dexter")
+
+
+@reads_data
+def train(
+    data: Annotated[str, typer.Argument(help="A data set: folder, file, or the name of a built-in one.")],
+    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    recipe: Annotated[str, typer.Option(help="A recipe's name or TOML file.")] = DEFAULT_RECIPE,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")] = False,
+    keep_checkpoints: Annotated[
+        bool, typer.Option("--keep-checkpoints", help="Keep the last two checkpoints of the finished run.")
+    ] = False,
+    reading: ReadOptions = AS_GUESSED,
+    as_json: Json = False,
+) -> None:
+    """Train a dual encoder and publish the best model on validation.
+
+    Example: dexter train data/pydocs --recipe dexml --out runs/pydocs --set train.epochs=5
+    """
+    from dexter.config import parse_overrides
+    from dexter.planning.plan import describe_needs
+    from dexter.training import train as train_run
+
+    dataset = reading.load(data)
+    overrides = parse_overrides(settings or [])
+    if log.isEnabledFor(logging.INFO) and not resume:
+        needs = describe_needs(dataset, recipe=recipe, overrides=overrides, world_size=read_launch().size)
+        log.info("%s", needs)
+    run = train_run(
+        dataset,
+        recipe=recipe,
+        out=out,
+        overrides=overrides,
+        resume=resume,
+        tensorboard=tensorboard,
+        keep_checkpoints=keep_checkpoints,
+    )
+    if not read_launch().is_first:
+        return
+    if as_json:
+        echo_json({"run": str(run.path), "metrics": run.best, "step": run.step, "seconds": run.seconds})
+        return
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in run.best.items() if name.startswith(("P@", "PSP@")))
+    typer.echo(f"{run.path}: trained in {run.seconds:.0f} s" + (f"; validation {shown}" if shown else ""))
+
+
+@reads_data
+def import_command(
+    encoder: Annotated[str, typer.Argument(help="A folder with safetensors weights, or a name on the hub.")],
+    data: Annotated[str, typer.Argument(help="The data set whose labels it ranks.")],
+    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    pooling: Annotated[
+        str | None, typer.Option(help="cls or mean; needed where the folder does not say (DEXML's: cls).")
+    ] = None,
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; else as the folder says.")
+    ] = None,
+    max_length_query: Annotated[
+        int | None, typer.Option(help="Tokens kept of a query; as the folder says, or 128, if left out.")
+    ] = None,
+    max_length_label: Annotated[
+        int | None, typer.Option(help="Tokens kept of a label; as the folder says, or those of a query, if left out.")
+    ] = None,
+    reading: ReadOptions = AS_GUESSED,
+) -> None:
+    """Make a run of a published encoder and a data set's labels, without training, for evaluate, predict and serve.
+
+    Example: dexter import dexml_lf-amazontitles-131k data/LF-AmazonTitles-131K --pooling cls --max-length-query 32
+    --out runs/dexml && dexter evaluate runs/dexml data/LF-AmazonTitles-131K
+    """
+    from dexter.model.importing import import_encoder
+
+    dataset = reading.load(data)
+    model = import_encoder(
+        encoder,
+        dataset,
+        out,
+        pooling=parse_pooling(pooling),
+        normalize=normalize,
+        max_length_query=max_length_query,
+        max_length_label=max_length_label,
+    )
+    typer.echo(f"{out}: {len(model.labels.ids):,} labels encoded, nothing trained")
+
+
+@reads_data
+def plan(
+    data: Annotated[str | None, typer.Argument(help="A data set; leave out to plan from --queries and others.")] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe's name or TOML file.")] = DEFAULT_RECIPE,
+    settings: Settings = None,
+    queries: Annotated[int | None, typer.Option(help="Without data: training queries.")] = None,
+    labels: Annotated[int | None, typer.Option(help="Without data: labels.")] = None,
+    tokens_per_text: Annotated[float, typer.Option(help="Without data: tokens of a query.")] = 32.0,
+    tokens_per_label: Annotated[float | None, typer.Option(help="Without data: tokens of a label.")] = None,
+    labels_per_query: Annotated[float, typer.Option(help="Without data: relevant labels of a query.")] = 5.0,
+    world_size: Annotated[int, typer.Option(help="Number of processes that share the labels.")] = 1,
+    gpu_memory: Annotated[
+        float | None, typer.Option(help="GiB of each device: does the run fit, and if not, with which settings?")
+    ] = None,
+    reading: ReadOptions = AS_GUESSED,
+    as_json: Json = False,
+) -> None:
+    """Predict what training will need: peak memory, disk, time per epoch, bytes between processes.
+
+    Example: dexter plan data/pydocs --recipe unidec
+
+    Example: dexter plan --queries 2200000 --labels 1300000 --recipe dexml --set encoder.kind=transformer
+    --set encoder.pretrained=distilbert-base-uncased --world-size 8 --gpu-memory 40
+    """
+    from dexter.config import parse_overrides
+    from dexter.planning.plan import plan as plan_data
+    from dexter.planning.plan import plan_counts
+
+    shared: dict[str, Any] = {
+        "recipe": recipe,
+        "overrides": parse_overrides(settings or []),
+        "world_size": world_size,
+        "gpu_memory": gpu_memory,
+    }
+    if data is not None and queries is None and labels is None:
+        found = plan_data(reading.load(data), **shared)
+    elif data is None and queries is not None and labels is not None:
+        found = plan_counts(
+            num_queries=queries,
+            num_labels=labels,
+            tokens_per_text=tokens_per_text,
+            tokens_per_label=tokens_per_label,
+            labels_per_query=labels_per_query,
+            **shared,
+        )
+    else:
+        raise UsageError("give a data set, or both --queries and --labels")
+    if as_json:
+        echo_json(found.to_json())
+    else:
+        typer.echo(found.render())

@@ -1,0 +1,338 @@
+"""A service under what outlasts a single request: bodies of any size, slow and leaving clients, floods, a long run.
+
+What must hold on a machine of any speed is asserted; times and rates are recorded for docs/reliability.md.
+"""
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import time
+from contextlib import suppress
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.conftest import WORDS, scaled
+from tests.serving.sockets import (
+    POST,
+    connect,
+    cpu_seconds,
+    num_open_files,
+    read_all,
+    request_bytes,
+    resident_bytes,
+    start_service,
+    wait_ready,
+)
+from tests.serving.test_following import eventually
+
+pytestmark = [pytest.mark.slow(minutes=1), pytest.mark.timeout(1_800)]
+REQUESTS = [request_bytes(f"{first} {second}") for first in WORDS for second in WORDS]
+
+
+@pytest.fixture
+def serving(trained):
+    """Start a service with these settings in a process of its own: the process and its port."""
+    started = []
+
+    def start(**settings):
+        process, port = start_service(trained, **settings)
+        started.append(process)
+        wait_ready(port)
+        return process, port
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+async def read_answer(reader):
+    """The status of an answer, and whether the connection ends with it."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))
+    assert not head.startswith(b"http/1.1 429") or b"retry-after:" in head
+    return int(head[9:12]), b"connection: close" in head
+
+
+class Seen(dict):
+    """Milliseconds of the answers, by status."""
+
+    def add(self, status, started):
+        self.setdefault(status, []).append(1_000 * (time.perf_counter() - started))
+
+    def counts(self):
+        return {status: len(values) for status, values in sorted(self.items())}
+
+    def percentile(self, status, percent):
+        return round(float(np.percentile(self.get(status, [0.0]), percent)), 1)
+
+
+async def ask(port, *, clients, seconds=None, num_requests=None, rate=None):
+    """Ask with so many clients, for a time or a number of requests; with a rate, as fast as that and not faster."""
+    seen, taken, started = Seen(), 0, time.perf_counter()
+
+    async def client(place):
+        nonlocal taken
+        turn, writer = place, None
+        while taken < num_requests if seconds is None else time.perf_counter() - started < seconds:
+            if rate is not None:
+                await asyncio.sleep(max(0.0, started + turn / rate - time.perf_counter()))
+                turn = max(turn + clients, int((time.perf_counter() - started) * rate))
+            if writer is None:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            taken += 1
+            asked = time.perf_counter()
+            writer.write(REQUESTS[taken % len(REQUESTS)])
+            status, closed = await read_answer(reader)
+            seen.add(status, asked)
+            if closed:
+                writer.close()
+                writer = None
+        if writer is not None:
+            writer.close()
+
+    await asyncio.gather(*(client(place) for place in range(clients)))
+    return seen
+
+
+def gauge(port, name):
+    """A figure of `/metrics`."""
+    found = re.search(
+        rf"^{name}(?:{{[^}}]*}})? (\S+)$", httpx.get(f"http://127.0.0.1:{port}/metrics").text, re.MULTILINE
+    )
+    return float(found[1])
+
+
+def send_body(port, size, how):
+    """Send a body that is told or not, or told wrongly, as far as the other side takes it; return the status, or 0."""
+    head = {
+        "told": f"Content-Length: {size}",
+        "chunked": "Transfer-Encoding: chunked",
+        "more": f"Content-Length: {max(1, size // 2)}",
+        "less": f"Content-Length: {size + 1}",
+    }[how]
+    piece, sent = b" " * 2**18, 0
+    with connect(port) as sender:
+        with suppress(ConnectionError):
+            sender.sendall(f"{POST}{head}\r\n\r\n".encode())
+            while sent < size:
+                part = piece[: size - sent]
+                sender.sendall(b"%x\r\n%s\r\n" % (len(part), part) if how == "chunked" else part)
+                sent += len(part)
+            if how == "chunked":
+                sender.sendall(b"0\r\n\r\n")
+        with suppress(ConnectionError):
+            return int(read_all(sender)[9:12] or 0)
+    return 0
+
+
+@pytest.mark.parametrize("how", ["told", "chunked", "more", "less"])
+def test_bodies_of_one_byte_to_a_gigabyte(serving, how, record_property):
+    process, port = serving(timeout_seconds=2.0)
+    before, statuses = resident_bytes(process), {}
+    for size in (1, 10, 1_000, 100_000, 2 * 2**20, 2 * 2**20 + 1, 10**7, 10**8, 10**9):
+        status = send_body(port, size, how)
+        # No answer arrives where what follows the body, or most of a very large one, ends the connection.
+        assert status in (400, 408, 413, 422) or (status == 0 and (how == "more" or size > 5 * 10**7))
+        assert status in (0, 413) or size <= (4 * 2**20 if how == "more" else 2 * 2**20)
+        statuses[size] = status
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+    growth = resident_bytes(process) - before
+    assert growth < 50 * 2**20
+    record_property("statuses", json.dumps(statuses))
+    record_property("resident MB more", growth / 2**20)
+
+
+def test_slow_clients_are_given_up_and_disturb_nobody(serving, record_property):
+    _, port = serving(head_seconds=4.0, timeout_seconds=4.0)
+
+    async def crawl(at_once, slowly):
+        """Send a byte each second until there is an answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(at_once)
+        answer = asyncio.ensure_future(reader.read(12))
+        for byte in slowly:
+            writer.write(bytes([byte]))
+            if (await asyncio.wait([answer], timeout=1.0))[0]:
+                break
+        writer.close()
+        return await answer
+
+    async def everyone():
+        alone = await ask(port, clients=4, seconds=4.0)
+        head, separator, body = REQUESTS[0].partition(b"\r\n\r\n")
+        crawlers = [crawl(b"", head) for _ in range(100)] + [crawl(head + separator, body) for _ in range(100)]
+        return alone, *await asyncio.gather(ask(port, clients=4, seconds=8.0), *crawlers)
+
+    alone, beside, *answers = asyncio.run(everyone())
+    assert answers == [b"HTTP/1.1 408"] * 200
+    assert list(beside) == [200]
+    record_property("p99 ms alone, beside", [alone.percentile(200, 99), beside.percentile(200, 99)])
+
+
+def test_a_flood_of_five_times_the_capacity(serving, record_property):
+    process, port = serving(max_in_flight=64)
+    seconds = max(4.0, scaled(60))
+    asyncio.run(ask(port, clients=64, num_requests=2_000))
+    size, cpu = resident_bytes(process), cpu_seconds(process)
+    calm = asyncio.run(ask(port, clients=64, seconds=seconds))
+    calm_cpu, cpu = cpu_seconds(process) - cpu, cpu_seconds(process)
+    rate = len(calm[200]) / seconds
+    flood = asyncio.run(ask(port, clients=900, seconds=seconds, rate=5 * rate))
+    flood_cpu = cpu_seconds(process) - cpu
+    goodput = len(flood[200]) / flood_cpu / (len(calm[200]) / calm_cpu)
+    record_property("calm", calm.counts() | {"cpu": calm_cpu})
+    record_property("flood", flood.counts() | {"cpu": flood_cpu, "wanted": int(5 * rate * seconds)})
+    record_property("goodput by cpu, by time", [round(goodput, 2), round(len(flood[200]) / len(calm[200]), 2)])
+    record_property("429 p50, p99 ms", [flood.percentile(429, 50), flood.percentile(429, 99)])
+    record_property("resident MB more", (resident_bytes(process) - size) / 2**20)
+    assert set(calm) == {200} and set(flood) <= {200, 429} and flood[429]
+    assert resident_bytes(process) - size < 100 * 2**20
+    # How many are refused for each answer depends on the machine; what a refusal costs beside an answer does not.
+    answer_cpu = calm_cpu / len(calm[200])
+    refusal_cpu = (flood_cpu - answer_cpu * len(flood[200])) / len(flood[429])
+    record_property("refusal beside answer", round(refusal_cpu / answer_cpu, 3))
+    assert refusal_cpu < 0.2 * answer_cpu
+    later = asyncio.run(ask(port, clients=64, num_requests=500))
+    assert list(later) == [200]
+
+
+def test_half_of_ten_thousand_requests_are_left(serving, record_property):
+    """Half of the clients leave at a random moment; the others are answered, and nothing stays behind."""
+    process, port = serving()
+    seen, left, files = Seen(), 0, num_open_files(process)
+    generator = np.random.default_rng(0)
+
+    async def client(number):
+        nonlocal left
+        for turn in range(scaled(10_000) // 32):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            asked = time.perf_counter()
+            writer.write(REQUESTS[(number + turn) % len(REQUESTS)])
+            if number % 2:
+                await asyncio.sleep(float(generator.uniform(0.0, 0.01)))
+                left += 1
+            else:
+                seen.add((await read_answer(reader))[0], asked)
+            writer.transport.abort() if turn % 2 else writer.close()
+
+    async def everyone():
+        await asyncio.gather(*map(client, range(32)))
+
+    asyncio.run(everyone())
+    assert seen.counts() == {200: 16 * (scaled(10_000) // 32)}
+    for _ in range(200):
+        if gauge(port, "dexter_requests_in_flight") == 1 and gauge(port, "dexter_queued_texts") == 0:  # our own
+            break
+        time.sleep(0.05)
+    assert gauge(port, "dexter_requests_in_flight") == 1 and gauge(port, "dexter_held_bytes") == 0
+    eventually(lambda: num_open_files(process) <= files + 2)
+    record_property("left", left)
+
+
+def test_a_long_run_takes_no_more_memory(serving, record_property):
+    process, port = serving()
+    asyncio.run(ask(port, clients=32, num_requests=5_000))
+    size, files = resident_bytes(process), num_open_files(process)
+    num_requests = scaled(200_000)
+    seen = asyncio.run(ask(port, clients=32, num_requests=num_requests))
+    growth = resident_bytes(process) - size
+    assert list(seen) == [200]
+    assert growth < 4 * 2**20 + 10 * num_requests
+    eventually(lambda: num_open_files(process) <= files + 2)
+    record_property("requests, MB more", [sum(seen.counts().values()), growth / 2**20])
+
+
+def test_sigterm_under_load_drops_nothing(serving, record_property):
+    for _ in range(scaled(20)):
+        process, port = serving()
+        seen, signalled, refused = Seen(), None, 0
+
+        async def client(turn):
+            nonlocal refused
+            while True:
+                try:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                except ConnectionError:  # nobody listens any more: refused, or reset while it waited to be accepted
+                    assert signalled is not None
+                    refused += 1
+                    return
+                while True:
+                    asked, turn = time.perf_counter(), turn + 1
+                    writer.write(REQUESTS[turn % len(REQUESTS)])
+                    try:
+                        status, closed = await read_answer(reader)
+                    except (ConnectionError, asyncio.IncompleteReadError):
+                        # The other side may close a connection that is idle, but never before the signal.
+                        assert signalled is not None and asked > signalled
+                        refused += 1
+                        return
+                    assert status == 200 or (status == 503 and signalled is not None)
+                    seen.add(status, asked)
+                    if closed:
+                        writer.close()
+                        break
+
+        async def everyone():
+            nonlocal signalled
+            clients = [asyncio.ensure_future(client(number)) for number in range(16)]
+            await asyncio.sleep(1.0)
+            process.send_signal(signal.SIGTERM)
+            signalled = time.perf_counter()
+            await asyncio.gather(*clients)
+
+        asyncio.run(everyone())
+        assert process.wait(40) == 0
+        assert seen[200] and seen[503]
+    record_property("last", seen.counts() | {"refused": refused})
+
+
+NO_WAY_OUT = """
+import os, sys
+
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.sendto", "socket.gethostbyname", "socket.getaddrinfo"):
+        if event == "socket.getaddrinfo" and arguments[0] == "127.0.0.1":  # its own address, to listen on
+            return
+        print("OUTBOUND", event, arguments, file=sys.stderr, flush=True)
+        os._exit(99)
+
+sys.addaudithook(watch)
+"""
+
+
+def test_the_service_connects_to_nobody(trained):
+    """Every kind of request, also texts and labels that look like addresses: no connection, no look-up of a name."""
+    process, port = start_service(trained, before=NO_WAY_OUT)
+    try:
+        wait_ready(port)
+        address, hostile = f"http://127.0.0.1:{port}", "http://localhost:9/x file:///etc/passwd //localhost/y"
+        with httpx.Client(base_url=address, timeout=30) as client:
+            description = client.get("/openapi.json").json()
+            for path, operations in description["paths"].items():
+                for method in operations:
+                    content = {"inputs": hostile, "input": hostile, "labels": [{"id": hostile, "text": hostile}]}
+                    content |= {"documents": [{"text": hostile}]} if "batch" in path else {}
+                    url = path.replace("{project_id}", "run")
+                    options = (
+                        {"json": content} if method in ("post", "patch") else {"params": {"id": hostile, "q": hostile}}
+                    )
+                    assert client.request(method, url, **options).status_code < 500
+            for page in ("/", "/labels", "/runs", f"/?text={hostile}", "/static/page.css"):
+                assert client.get(page, headers={"referer": hostile, "x-forwarded-for": hostile}).status_code < 500
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_watch_on_connections_works(trained):
+    """The hook of the test above ends a process that connects."""
+    before = f"{NO_WAY_OUT}\nimport socket\nsocket.create_connection(('127.0.0.1', 9))\n"
+    with pytest.raises(AssertionError, match="OUTBOUND"), socket.socket():
+        start_service(trained, before=before)
