@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 from dexter.errors import ModelError
 from dexter.model.untrusted_sqlite import REMEDY, damaged, open_untrusted
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 TABLES = {
     "state": "CREATE TABLE state (format_version INTEGER, model TEXT, version INTEGER, num_rows INTEGER, sha256 BLOB)",
     "labels": """CREATE TABLE labels (
@@ -51,10 +50,6 @@ TABLES = {
     PRIMARY KEY (version, id)
 )""",
 }
-WITHOUT_EXAMPLES = {name: statement for name, statement in TABLES.items() if name != "examples"}
-"""The tables of a file without examples, whose table is made with the first."""
-_FIRST_FORMAT = {name: TABLES[name] for name in ("state", "labels")}
-"""The tables of format 1, which had no history."""
 LABELS = "SELECT position, id, text, added_in, changed_in, priors, representation, sha256 FROM labels"
 _STATE = "SELECT format_version, model, version, num_rows, sha256 FROM state"
 _EDITS = "SELECT version, time, author, added, renamed, removed, undoes, sha256 FROM edits"
@@ -78,7 +73,7 @@ class ChangedLabel(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A text that somebody has labelled."""
+    """A text that a person has labelled."""
 
     id: str
     text: str | None
@@ -99,7 +94,7 @@ class LabelEdit(NamedTuple):
     time: str
     """When, in UTC (ISO 8601)."""
     author: str | None
-    """Who; None where nobody said so."""
+    """Who made it; None where that is not known."""
     added: int
     renamed: int
     removed: int
@@ -151,8 +146,8 @@ class LabelFile:
     """Number of its heads that have label priors."""
 
     def connect(self, *, wait: float) -> AbstractContextManager[sqlite3.Connection]:
-        """Open the file, whose tables are checked, and wait so many seconds for another process."""
-        return open_untrusted(self.path, wait=wait, expected=(TABLES, WITHOUT_EXAMPLES, _FIRST_FORMAT))
+        """Open the file and check its tables; `wait` is the seconds to wait for another process."""
+        return open_untrusted(self.path, wait=wait, expected=TABLES)
 
     def read(self, connection: sqlite3.Connection, *, since: int = 0, edit: bytes = b"") -> LabelsOnDisk:
         """Read and check the labels that changed after `since`, to which `edit` led; all where those are not enough."""
@@ -174,8 +169,6 @@ class LabelFile:
 
     def read_examples(self, connection: sqlite3.Connection, *, since: int = 0) -> list[Example]:
         """Return every row of the examples that edits after a version wrote, oldest first."""
-        if not self.has_table(connection, "examples"):
-            return []
         rows = connection.execute(f"{EXAMPLES} WHERE version > ? ORDER BY version, rowid", [since])
         return [self.example_from_row(row) for row in rows]
 
@@ -202,8 +195,6 @@ class LabelFile:
         """Whether the labels changed from those that `edit` led to, and by edits that only add to them."""
         if version < since or self.name_of_edit(connection, since) != edit:
             return False
-        if not self.has_history(connection):
-            return True
         statement = "SELECT 1 FROM edits WHERE version > ? AND undoes IS NOT NULL LIMIT 1"
         return connection.execute(statement, [since]).fetchone() is None
 
@@ -213,7 +204,7 @@ class LabelFile:
         if len(states) != 1 or checksum(*states[0][:-1]) != states[0][-1]:
             raise damaged(self.path, "its state differs from its checksum")
         format_version, model, version, num_rows, _ = states[0]
-        if format_version not in (1, FORMAT_VERSION) or model != self.fingerprint:
+        if format_version != FORMAT_VERSION or model != self.fingerprint:
             raise ModelError(
                 f"{self.path}: labels in format {format_version!r} of model {model!r}, expected {FORMAT_VERSION} of "
                 f"{self.fingerprint!r}: {REMEDY}"
@@ -224,11 +215,10 @@ class LabelFile:
 
     def read_edits(self, connection: sqlite3.Connection) -> list[LabelEdit]:
         """Return the history, newest first."""
-        if not self.has_history(connection):
-            return []
         edits: list[LabelEdit] = []
         undone: set[int] = set()
-        examples = self._count_examples(connection)
+        statement = "SELECT version, sum(kind <> 'removed'), sum(kind = 'removed') FROM examples GROUP BY version"
+        examples = {version: counts for version, *counts in connection.execute(statement)}
         for *values, digest in connection.execute(f"{_EDITS} ORDER BY version DESC"):
             version, time, author, added, renamed, removed, undoes = values
             if (
@@ -241,17 +231,11 @@ class LabelFile:
             if undoes is not None and not is_undone:
                 undone.add(undoes)
             edits.append(
-                LabelEdit(version, time, author, added, renamed, removed, undoes, is_undone, *examples[version])
+                LabelEdit(
+                    version, time, author, added, renamed, removed, undoes, is_undone, *examples.get(version, (0, 0))
+                )
             )
         return edits
-
-    def _count_examples(self, connection: sqlite3.Connection) -> defaultdict[Any, tuple[int, int]]:
-        """Return the number of examples that each edit added or changed, and removed."""
-        counts: defaultdict[Any, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        if self.has_table(connection, "examples"):
-            statement = "SELECT version, sum(kind <> 'removed'), sum(kind = 'removed') FROM examples GROUP BY version"
-            counts.update({version: (added, removed) for version, added, removed in connection.execute(statement)})
-        return counts
 
     def read_before(self, connection: sqlite3.Connection, version: int) -> dict[str, Row | None]:
         """Return the row of each label of an edit as it was before, without its checksum; None: there was none."""
@@ -295,19 +279,9 @@ class LabelFile:
         return values
 
     def name_of_edit(self, connection: sqlite3.Connection, version: int) -> bytes:
-        """Return what names the edit that led to a version; empty if there is no history."""
-        if not self.has_history(connection):
-            return b""
+        """Return what names the edit that led to a version; empty if there was none."""
         row = connection.execute("SELECT sha256 FROM edits WHERE version = ?", [version]).fetchone()
         return b"" if row is None or not isinstance(row[0], bytes) else row[0]
-
-    def has_history(self, connection: sqlite3.Connection) -> bool:
-        """Return whether the file has a history: that of format 1 has none until the next change."""
-        return self.has_table(connection, "edits")
-
-    def has_table(self, connection: sqlite3.Connection, name: str) -> bool:
-        """Return whether the file has a table, which older ones lack until it is needed."""
-        return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [name]).fetchone() is not None
 
 
 def latest_examples(examples: Iterable[Example]) -> list[Example]:

@@ -16,7 +16,6 @@ from dexter.model.label_file import (
     EXAMPLES,
     FORMAT_VERSION,
     LABELS,
-    TABLES,
     ChangedLabel,
     Example,
     LabelFile,
@@ -96,8 +95,6 @@ class LabelWriter:
     def _examples_before(self, target: int) -> list[Example] | None:
         """Return the examples of an edit as they were before it; None if one of them was forgotten since."""
         before: list[Example] = []
-        if not self._file.has_table(self._connection, "examples"):
-            return before
         for [example_id] in self._connection.execute("SELECT id FROM examples WHERE version = ?", [target]).fetchall():
             row = self._connection.execute(
                 f"{EXAMPLES} WHERE id = ? AND version < ? ORDER BY version DESC LIMIT 1", [example_id, target]
@@ -110,8 +107,6 @@ class LabelWriter:
 
     def forget_examples(self) -> None:
         """Blank the texts, labels and vectors of examples that were changed or removed later."""
-        if not self._file.has_table(self._connection, "examples"):
-            return
         rows = self._connection.execute(
             "SELECT version, id, kind FROM examples AS old WHERE text IS NOT NULL AND EXISTS "
             "(SELECT 1 FROM examples WHERE id = old.id AND version > old.version)"
@@ -157,9 +152,6 @@ class LabelWriter:
         Examples get one more row each.
         """
         execute = self._connection.execute
-        if not self._file.has_history(self._connection):
-            for name in ("edits", "before"):
-                execute(TABLES[name])
         [last] = execute("SELECT max(position) FROM labels").fetchone()
         positions = itertools.count((last or 0) + 1)
         counts = {"added": 0, "renamed": 0, "removed": 0}
@@ -183,9 +175,7 @@ class LabelWriter:
         digest = checksum(*edit)
         execute("INSERT INTO edits VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*edit, digest))
         execute("DELETE FROM before WHERE version <= ?", [version - UNDOABLE_EDITS])
-        [num_rows] = execute("SELECT count(*) FROM labels").fetchone()
-        if self._file.has_table(self._connection, "examples"):
-            num_rows += execute("SELECT count(*) FROM examples").fetchone()[0]
+        [num_rows] = execute("SELECT (SELECT count(*) FROM labels) + (SELECT count(*) FROM examples)").fetchone()
         state = (FORMAT_VERSION, self._file.fingerprint, version, num_rows)
         execute("DELETE FROM state")
         execute("INSERT INTO state VALUES (?, ?, ?, ?, ?)", (*state, checksum(*state)))
@@ -194,8 +184,6 @@ class LabelWriter:
 
     def _append_examples(self, version: int, examples: Sequence[Example]) -> None:
         execute = self._connection.execute
-        if examples and not self._file.has_table(self._connection, "examples"):
-            execute(TABLES["examples"])
         for example in examples:
             last = execute(
                 "SELECT kind FROM examples WHERE id = ? ORDER BY version DESC LIMIT 1", [example.id]

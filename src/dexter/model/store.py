@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from dexter.errors import ModelError, UsageError
 from dexter.files import atomic_path, disk_errors, flush, rename_new
-from dexter.model.label_file import LABELS, WITHOUT_EXAMPLES, LabelEdit, LabelFile, LabelsOnDisk
+from dexter.model.label_file import LABELS, TABLES, LabelEdit, LabelFile, LabelsOnDisk
 from dexter.model.label_writer import LabelCopy, LabelWriter
 from dexter.model.published import fingerprint as fingerprint_of
 from dexter.model.published import is_in_training
@@ -135,8 +135,7 @@ class LabelStore:
         if self._exists():
             with self._file.connect(wait=_WRITE_SECONDS) as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                if self._file.has_history(connection):
-                    connection.execute("DELETE FROM before")
+                connection.execute("DELETE FROM before")
                 LabelWriter(self._file, connection).forget_examples()
                 connection.execute("COMMIT")
                 connection.execute("VACUUM")
@@ -204,7 +203,7 @@ class LabelStore:
             path.touch()
             with open_untrusted(path, wait=0.0, called=self.path) as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                for statement in WITHOUT_EXAMPLES.values():
+                for statement in TABLES.values():
                     connection.execute(statement)
                 writer = LabelWriter(self._file, connection, is_new=True)
                 yield writer

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -41,14 +41,14 @@ class LabelsBusy(ResourceError):
 
 @contextmanager
 def open_untrusted(
-    path: Path, *, wait: float, expected: Sequence[Mapping[str, str]] = (), called: Path | None = None
+    path: Path, *, wait: float, expected: Mapping[str, str] | None = None, called: Path | None = None
 ) -> Iterator[sqlite3.Connection]:
     """Open the file, read-only if it cannot be written, and turn SQLite's errors into ours.
 
     Args:
         path: of the file, which exists.
         wait: seconds to wait for a transaction of another process.
-        expected: the statements that created its tables, by name, in each format that is read; none for a new file.
+        expected: the statements that created its tables, by name; None for a new file.
         called: the name that errors give it.
     """
     called = called or path
@@ -62,7 +62,7 @@ def open_untrusted(
                 connection.setlimit(category, limit)
             for setting in _SETTINGS:
                 connection.execute(f"PRAGMA {setting}")
-            if expected:
+            if expected is not None:
                 _check_tables(called, connection, expected)
             yield connection
     except sqlite3.ProgrammingError:
@@ -106,10 +106,10 @@ def _check_is_plain(path: Path) -> None:
             raise ModelError(f"{beside}: not a file that dexter writes (a link, or made by another program): remove it")
 
 
-def _check_tables(path: Path, connection: sqlite3.Connection, expected: Sequence[Mapping[str, str]]) -> None:
+def _check_tables(path: Path, connection: sqlite3.Connection, expected: Mapping[str, str]) -> None:
     """Raise unless the file has our tables and nothing else: no trigger, view, index or further column."""
     found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT 10").fetchall()
-    if not any(dict(found) == tables and len(found) == len(tables) for tables in expected):
+    if dict(found) != expected or len(found) != len(expected):
         raise damaged(path, "other tables than expected")
 
 
