@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dexter.data.published import PUBLISHED
+from dexter.data.benchmarks import BENCHMARKS
 from dexter.planning.plan import Plan, in_time, plan_counts
 
 GIB = 2**30
@@ -117,7 +117,7 @@ CASES = (
 
 def make_plan(case: Case) -> Plan:
     """Plan a case from published counts; EURLex-4K in the variant of DEXML."""
-    counts = next(one.counts for one in reversed(PUBLISHED) if one.name == case.data)
+    counts = next(one.counts for one in reversed(BENCHMARKS) if one.name == case.data)
     return plan_counts(
         num_queries=counts[0],
         num_labels=counts[2],

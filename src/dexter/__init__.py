@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dexter.data import Dataset as Dataset
     from dexter.data.formats import load_dataset as load_dataset
-    from dexter.evaluation import Report as Report
-    from dexter.evaluation import evaluate as evaluate
+    from dexter.evaluation.report import Report as Report
+    from dexter.evaluation.runs import evaluate as evaluate
     from dexter.planning.plan import plan as plan
     from dexter.predict.predictor import Prediction as Prediction
     from dexter.predict.predictor import Predictor as Predictor
@@ -25,8 +25,8 @@ _HOMES = {
     "Dataset": "dexter.data",
     "Prediction": "dexter.predict.predictor",
     "Predictor": "dexter.predict.predictor",
-    "Report": "dexter.evaluation",
-    "evaluate": "dexter.evaluation",
+    "Report": "dexter.evaluation.report",
+    "evaluate": "dexter.evaluation.runs",
     "load_dataset": "dexter.data.formats",
     "plan": "dexter.planning.plan",
     "train": "dexter.training",

@@ -31,7 +31,7 @@ def test_a_file_of_corrections_changes_the_next_prediction(run, tmp_path, kind):
     file = tmp_path / f"corrections.{kind}"
     lines = {"jsonl": json.dumps({"text": TEXT, "labels": ["L7", "L9"]}), "csv": f'text,labels\n"{TEXT}","L7;L9"'}
     file.write_text(lines[kind] + "\n")
-    assert "1 added; now 1 examples, version 1" in call("add", run, file)
+    assert "1 added; 1 in all, version 1" in call("add", run, file)
     assert {each.id for each in dexter.Predictor.load(run).predict([TEXT], k=2)[0]} == {"L7", "L9"}
     [listed] = json.loads(call("list", run, "--json"))
     assert listed["text"] == TEXT and listed["labels"] == ["L7", "L9"]

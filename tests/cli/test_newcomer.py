@@ -168,5 +168,5 @@ def test_reciprocal_pairs_can_be_left_out(run, tmp_path):
 def test_a_preview_of_new_labels_adds_nothing(run, trained, tmp_path):
     (tmp_path / "wrong.csv").write_text("id,text\n" + "".join(f"n{n},new {n}\n" for n in range(120)))
     code, out, said = run("labels", "add", trained, "--input", tmp_path / "wrong.csv", "--dry-run")
-    assert code == 0 and "a trial, nothing is written: 120 added" in out and "and 115 more" in said
+    assert code == 0 and "dry run, nothing is written: 120 added" in out and "and 115 more" in said
     assert json.loads(run("labels", "list", trained, "--json")[1])["total"] == 37

@@ -55,7 +55,7 @@ def test_numbers_that_agree_by_chance_are_no_own_labels(form):
     )
     found = find_own_labels(dataset, "auto")
     assert not found.excludes and found.num_by_chance == 50
-    assert "taken for chance" in found.describe()
+    assert "taken for a coincidence" in found.describe()
     assert found.filter_train(dataset) is dataset
 
 
@@ -86,7 +86,7 @@ def test_the_setting_overrides_the_data():
     assert not find_own_labels(related_items(), "keep").excludes
     numbered = related_items(ids=[str(row) for row in range(100)], query_texts=["a text"] * 100, num_positive=10)
     forced = find_own_labels(numbered, "exclude")
-    assert forced.by_id and forced.by_text and "excluded all the same" in forced.describe()
+    assert forced.by_id and forced.by_text and "excluded nevertheless" in forced.describe()
     assert len(filter_pairs(forced.filter_train(numbered).train)) == 50
 
 

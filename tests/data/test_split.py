@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.conftest import make_world
 
-from dexter.data.split import hold_out_test
+from dexter.data.dataset import hold_out_test
 from dexter.errors import DataError, UsageError
 
 

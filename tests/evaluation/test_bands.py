@@ -9,9 +9,10 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from dexter.data import Split
-from dexter.evaluation import render_deciles, score_report
 from dexter.evaluation import report as report_module
 from dexter.evaluation.page import render_page
+from dexter.evaluation.report import score_report
+from dexter.evaluation.tables import render_deciles
 from dexter.metrics import count_labels, find_hits, inverse_propensity
 
 

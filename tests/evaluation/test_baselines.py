@@ -10,8 +10,8 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from dexter.errors import DataError, UsageError
-from dexter.evaluation import TfidfNeighbours, baselines, popularity
-from dexter.evaluation.baselines import top_of_rows
+from dexter.evaluation import baselines
+from dexter.evaluation.baselines import TfidfNeighbours, popularity, top_of_rows
 from dexter.metrics import score
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dexter.errors import DataError, UsageError
-from dexter.evaluation import bootstrap, paired_bootstrap
 from dexter.evaluation import intervals as intervals_module
+from dexter.evaluation.intervals import bootstrap, paired_bootstrap
 from dexter.metrics import Ratio
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from dexter.errors import DataError, UsageError
-from dexter.evaluation import ExampleQuery, collect_examples, popularity, save_comparison_plot, save_page, score_report
-from dexter.evaluation.page import render_page
-from dexter.evaluation.plots import chart_groups
+from dexter.evaluation.baselines import popularity
+from dexter.evaluation.page import ExampleQuery, collect_examples, render_page, save_page
+from dexter.evaluation.plots import chart_groups, save_comparison_plot
+from dexter.evaluation.report import score_report
 
 HOSTILE = '<script>alert("x")</script>" onload=\'y\' $a_b$ \udcff'
 

@@ -40,7 +40,7 @@ def test_an_evaluation_has_a_line_per_band_and_a_point_per_bin(world, tmp_path):
     names = [text.get_text() for text in left.get_legend().get_texts()]
     assert names[0] == "all labels" and set(names[1:]) <= {"frequent", "torso", "tail", "unseen"} and len(names) > 1
     assert left.lines[0].get_xdata().tolist() == [report.metrics[f"R@{k}"] for k in (1, 3, 5)]
-    plots.draw_reliability(middle, report)
+    plots._draw_reliability(middle, report)
     assert middle.collections[0].get_offsets().tolist() == [[0.2, 0.3], [0.8, 0.7]]
     points = {0.0: report.metrics, 1.0: report.metrics}
     plots.save_evaluation_plot(report, points, tmp_path / "all.png")

@@ -11,8 +11,10 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from dexter.errors import DataError
-from dexter.evaluation import make_record, popularity, records, score_report, write_record
-from dexter.evaluation.records import git_commit, pairs_sha256, peak_rss_bytes
+from dexter.evaluation import records
+from dexter.evaluation.baselines import popularity
+from dexter.evaluation.records import git_commit, make_record, pairs_sha256, peak_rss_bytes, write_record
+from dexter.evaluation.report import score_report
 
 
 @pytest.fixture(scope="module")

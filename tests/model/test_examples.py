@@ -73,7 +73,7 @@ def test_a_second_annotation_of_a_text_replaces_the_first_and_undo_returns_to_it
     live.add_examples([(TEXT, ["L1", "L2"])])
     [example] = live.examples
     assert example.labels == ("L1", "L2") and len(live.labels.ids) == 37
-    assert [edit.describe() for edit in live.label_history()] == ["1 examples added", "1 examples added"]
+    assert [edit.describe() for edit in live.label_history()] == ["1 example added", "1 example added"]
     assert live.label_history()[-1].author == "ada"
     with pytest.raises(UsageError, match="edit 1 cannot be undone: edit 2"):
         live.undo_labels(1)
@@ -138,7 +138,7 @@ def test_compaction_forgets_the_texts_of_removed_and_changed_examples(run, live,
     live.remove_examples(["a"])
     live.compact_labels()
     assert b"secret text" not in (run / "model" / "labels.sqlite").read_bytes()
-    assert live.label_history()[0].describe() == "1 examples removed"
+    assert live.label_history()[0].describe() == "1 example removed"
     for edit in (2, 3):
         with pytest.raises(UsageError, match="cannot be undone any more"):
             live.undo_labels(edit)

@@ -13,7 +13,7 @@ import torch
 from dexter.config import load_config
 from dexter.data import Dataset
 from dexter.errors import ModelError
-from dexter.evaluation import evaluate
+from dexter.evaluation.runs import evaluate
 from dexter.predict.predictor import Predictor
 from dexter.processes import LabelShard
 from dexter.recipes import method_names

@@ -13,7 +13,7 @@ from dexter.errors import UsageError
 if TYPE_CHECKING:
     from dexter.data import Dataset
 
-data_app = typer.Typer(help="Make, check and convert data sets.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(help="Make, check, convert and split data sets.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @data_app.command("build")
@@ -42,7 +42,9 @@ def data_check(
     reading: ReadOptions = AS_GUESSED,
     as_json: Json = False,
 ) -> None:
-    """Validate and describe: counts, label frequencies, duplicates, leaks, each problem with file and line.
+    """Validate and describe a data set.
+
+    Counts, label frequencies, duplicates, leaks, each problem with file and line.
 
     Example: dexter data check data/pydocs
     """
@@ -69,7 +71,7 @@ def data_convert(
     reading: ReadOptions = AS_GUESSED,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
 ) -> None:
-    """Read one format and write another; nothing is half-written.
+    """Read one format and write another.
 
     Example: dexter data convert articles.csv data/articles --to jsonl
     """
@@ -93,12 +95,14 @@ def data_split(
     reading: ReadOptions = AS_GUESSED,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
 ) -> None:
-    """Hold out test queries, so that `evaluate` has something to score on: at random, or by a column.
+    """Hold out test queries, at random or by a column.
+
+    `dexter evaluate` scores on them.
 
     Example: dexter data split articles.csv data/articles --fraction 0.1
     """
+    from dexter.data.dataset import hold_out_test
     from dexter.data.formats import read_column, save_dataset
-    from dexter.data.split import hold_out_test
 
     if by is not None and reading.on_error == "skip":
         raise UsageError("--by needs every row: leave out --on-error skip, or correct the bad lines")

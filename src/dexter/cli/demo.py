@@ -36,7 +36,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "unidec": {"train.epochs": 8, "batch.start": 2, "batch.refresh": 3, "validation.every_epochs": 2},
     "dexter": {},
 }
-"""The recipes that are trained. The 20 epochs of the recipe unidec gain little here, and somebody is waiting."""
+"""The recipes that are trained. The 20 epochs of the recipe unidec gain little here and take longer."""
 
 
 def run_demo(out: Path, *, overrides: Mapping[str, Any] | None = None) -> None:
@@ -63,7 +63,7 @@ def run_demo(out: Path, *, overrides: Mapping[str, Any] | None = None) -> None:
     print(f"\nThe {len(split):,} test queries of {dataset.name}. Trained: {seconds}.\n")
     print(render_table(reports, TABLE_COLUMNS))
     _show_without_reciprocal(dataset, rankings)
-    _leave_pictures(out, dataset, reports, rankings["dexter"])
+    _save_pictures(out, dataset, reports, rankings["dexter"])
     _show_new_label(predictor)
     print(f"\nNext: dexter predict {runs['dexter'].path} 'a text of yours'")
 
@@ -118,7 +118,7 @@ def _next_folder(parent: Path, name: str) -> Path:
     return parent / f"{name}-{number}"
 
 
-def _leave_pictures(out: Path, dataset: Dataset, reports: Mapping[str, Report], top_ids: NDArray[np.int64]) -> None:
+def _save_pictures(out: Path, dataset: Dataset, reports: Mapping[str, Report], top_ids: NDArray[np.int64]) -> None:
     allowed = remove_filtered(top_ids, np.zeros(top_ids.shape), test_split(dataset).filtered, max(DEFAULT_KS)).ids
     save_comparison_plot(reports, out / "comparison.png")
     save_page(

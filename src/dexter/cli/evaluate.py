@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -20,22 +20,16 @@ from dexter.cli.options import (
     ReadOptions,
     RuntimeOption,
     UseIndex,
+    constants_of,
     echo_json,
-    parse_baselines,
-    parse_head,
-    parse_index,
-    parse_propensity,
-    parse_runtime,
     reads_data,
 )
 from dexter.errors import UsageError
 from dexter.processes import read_launch
 
 if TYPE_CHECKING:
-    from dexter.evaluation.report import Report
-    from dexter.predict.predictor import Runtime
+    from dexter.evaluation.baselines import Baseline
     from dexter.processes import Processes
-    from dexter.types import HeadName
 
 log = logging.getLogger("dexter")
 
@@ -69,7 +63,9 @@ def evaluate(
     reading: ReadOptions = AS_GUESSED,
     as_json: Json = False,
 ) -> None:
-    """Score a run on the test split: P, R, nDCG, PSP, by label frequency, with a result record.
+    """Score a run on the test split of a data set.
+
+    P, R, nDCG and PSP, over all labels and by label frequency; a result record is written below the run.
 
     Example: dexter evaluate runs/pydocs data/pydocs
 
@@ -79,8 +75,10 @@ def evaluate(
 
     Example: dexter evaluate runs/pydocs data/pydocs --unseen 0.1
     """
-    from dexter.evaluation.runs import TABLE_COLUMNS, evaluate_run
+    from dexter.evaluation.plots import save_dial_plot, save_evaluation_plot
+    from dexter.evaluation.runs import TABLE_COLUMNS, dial_curve, evaluate_run
     from dexter.evaluation.tables import describe_calibration, describe_hierarchy, render_deciles, render_table
+    from dexter.predict.predictor import Predictor
 
     dataset = reading.load(data)
     if without_reciprocal:
@@ -90,38 +88,39 @@ def evaluate(
     if unseen is not None:
         if runtime != "torch":
             raise UsageError("--unseen trains again, and what it trains has no export: leave --runtime out")
-        _evaluate_unseen(run, dataset, unseen, as_json=as_json)
+        from dexter.evaluation.unseen import evaluate_unseen
+
+        held_out = evaluate_unseen(run, dataset, share=unseen)
+        echo_json(held_out.to_json()) if as_json else typer.echo(held_out.render())
         return
     if curve:
-        _evaluate_dial(
-            run,
-            dataset,
-            parse_head(head),
-            neighbours,
-            parse_propensity(propensity),
-            plot,
-            parse_runtime(runtime),
-            as_json=as_json,
-        )
+        predictor = Predictor.load(run, head=head, neighbours=neighbours, runtime=runtime)
+        found = dial_curve(predictor, dataset, propensity=constants_of(propensity))
+        if plot is not None:
+            save_dial_plot(found.points, plot)
+        points = {f"{dial:g}": metrics for dial, metrics in found.points.items()}
+        echo_json(points) if as_json else typer.echo(found.render())
         return
     with _joined_processes() as processes:
         result = evaluate_run(
             run,
             dataset,
-            head=parse_head(head),
+            head=head,
             neighbours=neighbours,
             dial=dial,
             ks=k or None,
-            propensity=parse_propensity(propensity),
+            propensity=constants_of(propensity),
             record=record,
-            index=parse_index(index),
-            runtime=parse_runtime(runtime),
+            index=index,
+            runtime=runtime,
             processes=processes,
         )
     if not read_launch().is_first:
         return
     if plot is not None:
-        _draw_evaluation(run, dataset, result.report, plot, head=parse_head(head), neighbours=neighbours)
+        predictor = Predictor.load(run, head=head, neighbours=neighbours)
+        save_evaluation_plot(result.report, dial_curve(predictor, dataset).points, plot)
+        log.info("drawn: %s", plot)
     if as_json:
         echo_json(result.record)
         return
@@ -139,12 +138,14 @@ def tune(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     data: Annotated[str, typer.Argument(help="The data set it was trained on.")],
     metric: Annotated[
-        str | None, typer.Option("--for", help="What to have most of, such as PSP@3; the run's own metric if left out.")
+        str | None, typer.Option("--for", help="The metric to maximise, such as PSP@3; the run's own if left out.")
     ] = None,
     reading: ReadOptions = AS_GUESSED,
     as_json: Json = False,
 ) -> None:
-    """Choose the dial and the votes of neighbours on the run's validation queries, and store them with its model.
+    """Choose dial and neighbours on the validation queries.
+
+    What is chosen is stored with the run's model.
 
     Example: dexter tune runs/pydocs data/pydocs --for PSP@3
     """
@@ -160,21 +161,23 @@ def tune(
 @reads_data
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run folders, two or more without a baseline; each is held against the first.")
+        list[Path], typer.Argument(help="Run folders, two or more without a baseline; the first is the reference.")
     ],
     data: Annotated[str, typer.Option("--data", help="The data set whose test split is scored.")],
     k: Annotated[list[int] | None, typer.Option("--k", "-k", help="A cut-off; repeat for several.")] = None,
     propensity: Propensity = None,
     baselines: Annotated[
         list[str] | None,
-        typer.Option("--baseline", help="Train and compare popularity, neighbours or omikuji too; repeatable."),
+        typer.Option("--baseline", help="Train and compare popularity, neighbours or omikuji too; repeat for several."),
     ] = None,
     deciles: Deciles = False,
     reading: ReadOptions = AS_GUESSED,
     plot: Annotated[Path | None, typer.Option(help="Also draw the differences and their intervals as a PNG.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hold runs against each other on the same queries: one table, differences with confidence intervals.
+    """Compare runs on the same test queries.
+
+    One table of all runs, and the differences of each from the first with confidence intervals.
 
     Example: dexter compare runs/a runs/b --data data/pydocs --plot differences.png
 
@@ -186,8 +189,8 @@ def compare(
         runs,
         reading.load(data),
         ks=k or None,
-        propensity=parse_propensity(propensity),
-        baselines=parse_baselines(baselines),
+        propensity=constants_of(propensity),
+        baselines=_parse_baselines(baselines or []),
     )
     if plot is not None:
         from dexter.evaluation.plots import save_intervals_plot
@@ -199,6 +202,16 @@ def compare(
         typer.echo(found.render(deciles=deciles))
 
 
+def _parse_baselines(values: list[str]) -> list[Baseline]:
+    from dexter.evaluation import baselines
+
+    known: tuple[Baseline, ...] = get_args(baselines.Baseline)
+    for value in values:
+        if value not in known:
+            raise UsageError(f"--baseline {value}: expected one of {', '.join(known)}")
+    return [name for name in known if name in values]
+
+
 def _joined_processes() -> AbstractContextManager[Processes | None]:
     """The processes that torchrun started; None where it started none, which needs no torch."""
     if read_launch().size == 1:
@@ -206,47 +219,3 @@ def _joined_processes() -> AbstractContextManager[Processes | None]:
     from dexter.training.distributed import joined
 
     return joined()
-
-
-def _evaluate_unseen(run: Path, dataset: Any, share: float, *, as_json: bool) -> None:
-    from dexter.evaluation.unseen import evaluate_unseen
-
-    found = evaluate_unseen(run, dataset, share=share)
-    echo_json(found.to_json()) if as_json else typer.echo(found.render())
-
-
-def _draw_evaluation(
-    run: Path, dataset: Any, report: Report, plot: Path, *, head: HeadName | None, neighbours: bool | None
-) -> None:
-    from dexter.evaluation.plots import save_evaluation_plot
-    from dexter.evaluation.runs import dial_curve
-    from dexter.predict.predictor import Predictor
-
-    predictor = Predictor.load(run, head=head, neighbours=neighbours)
-    save_evaluation_plot(report, dial_curve(predictor, dataset).points, plot)
-    log.info("drawn: %s", plot)
-
-
-def _evaluate_dial(
-    run: Path,
-    dataset: Any,
-    head: HeadName | None,
-    neighbours: bool | None,
-    propensity: tuple[float, float] | None,
-    plot: Path | None,
-    runtime: Runtime,
-    *,
-    as_json: bool,
-) -> None:
-    from dexter.evaluation.plots import save_dial_plot
-    from dexter.evaluation.runs import dial_curve
-    from dexter.predict.predictor import Predictor
-
-    predictor = Predictor.load(run, head=head, neighbours=neighbours, runtime=runtime)
-    curve = dial_curve(predictor, dataset, propensity=propensity)
-    if plot is not None:
-        save_dial_plot(curve.points, plot)
-    if as_json:
-        echo_json({f"{dial:g}": metrics for dial, metrics in curve.points.items()})
-    else:
-        typer.echo(curve.render())

@@ -14,7 +14,7 @@ from dexter.errors import UsageError
 
 log = logging.getLogger("dexter")
 examples_app = typer.Typer(
-    help="Add, list, remove and export texts that you have labelled; they count at once, without training.",
+    help="Texts that you have labelled, which vote without training.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -59,7 +59,7 @@ def add(
     if as_json:
         echo_json({"version": result.version, "examples": len(predictor.examples)})
     else:
-        done = f"{len(examples):,} added; now {len(predictor.examples):,} examples, version {result.version}"
+        done = f"{len(examples):,} added; {len(predictor.examples):,} in all, version {result.version}"
         typer.echo(f"{run}: {done}")
 
 
@@ -97,7 +97,7 @@ def remove(
     if as_json:
         echo_json({"version": result.version, "examples": len(predictor.examples)})
     else:
-        done = f"{len(ids):,} removed; now {len(predictor.examples):,} examples, version {result.version}"
+        done = f"{len(ids):,} removed; {len(predictor.examples):,} left, version {result.version}"
         typer.echo(f"{run}: {done}")
 
 
@@ -111,7 +111,9 @@ def export(
     ] = None,
     reading: ReadOptions = AS_GUESSED,
 ) -> None:
-    """Write the examples as a data set that `dexter train` reads, alone or joined with another.
+    """Write the examples as a data set to train on.
+
+    Alone, or joined with the training texts of another data set.
 
     Example: dexter examples export runs/pydocs --to corrected --with data/pydocs
     """

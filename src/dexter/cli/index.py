@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dexter.cli.options import AS_GUESSED, Head, Json, ReadOptions, TextColumn, echo_json, parse_head, reads_data
+from dexter.cli.options import AS_GUESSED, Head, Json, ReadOptions, TextColumn, echo_json, reads_data
 from dexter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def index_command(
     head: Head = None,
     as_json: Json = False,
 ) -> None:
-    """Make the index that predict and evaluate search: approximate ones are measured, and refused below 0.98.
+    """Make the index that predict and evaluate search.
+
+    The recall of an approximate one is measured, and the index refused below 0.98.
 
     Example: dexter index runs/pydocs --backend pq
     """
@@ -46,7 +48,7 @@ def index_command(
     texts = (
         None if queries is None else [query.text for query in islice(read_texts(queries, text_column=text_column), 512)]
     )
-    predictor = Predictor.load(run, head=parse_head(head), index="exact")
+    predictor = Predictor.load(run, head=head, index="exact")
     report = build_run_index(
         predictor.model, model_folder(run), head=predictor.choice.head, backend=backend, queries=texts, url=url
     )
@@ -59,7 +61,9 @@ def index_command(
 @reads_data
 def export(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
-    to: Annotated[str, typer.Option(help="onnx, or sentence-transformers (which model2vec reads too).")] = "onnx",
+    to: Annotated[
+        Literal["onnx", "sentence-transformers"], typer.Option(help="model2vec reads sentence-transformers too.")
+    ] = "onnx",
     out: Annotated[Path | None, typer.Option(help="With --to sentence-transformers: the folder to make.")] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Weights in 8 bits: faster, not equal; needs --data to measure the loss.")
@@ -70,7 +74,7 @@ def export(
     reading: ReadOptions = AS_GUESSED,
     as_json: Json = False,
 ) -> None:
-    """Write a run's encoder for other programs: as ONNX beside the model, or as a sentence-transformers folder.
+    """Write a run's encoder for other programs.
 
     ONNX: a transformer's query encoder, checked against torch, for --runtime onnx. sentence-transformers: a static
     encoder as a mean of token vectors, with the measured distance to the run's own.
@@ -83,8 +87,6 @@ def export(
     """
     from dataclasses import asdict
 
-    if to not in ("onnx", "sentence-transformers"):
-        raise UsageError(f"--to {to}: expected onnx or sentence-transformers")
     if (to == "onnx") != (out is None) or (int8 and out is not None):
         raise UsageError("--out belongs to --to sentence-transformers, --int8 to --to onnx")
     dataset = None if data is None else reading.load(data)
@@ -106,7 +108,9 @@ def card(
         str | None, typer.Option("--license", help="Its identifier, such as cc-by-4.0; kept by later cards.")
     ] = None,
 ) -> None:
-    """Write the model card, README.md of the model folder: data, figures, probabilities, use; evaluate does it too.
+    """Write the model card of a run.
+
+    README.md of the model folder: data, figures, probabilities, use. `dexter evaluate` writes it too.
 
     Example: dexter card runs/pydocs --license apache-2.0
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dexter")
 labels_app = typer.Typer(
-    help="Add, remove, rename, list and search the labels of a run, without training; undo, verify and back up.",
+    help="Change, list and search the labels of a run, without training.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -74,7 +74,7 @@ def add(
         log.info("  %s  %s", known_id, known_text)
     if len(labels) > _SHOWN_LABELS:
         log.info("  ... and %s more", f"{len(labels) - _SHOWN_LABELS:,}")
-    _report(run, predictor, result, f"a trial, nothing is written: {len(labels):,} added", as_json)
+    _report(run, predictor, result, f"dry run, nothing is written: {len(labels):,} added", as_json)
 
 
 @labels_app.command("remove")
@@ -101,7 +101,7 @@ def rename(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Give a label a new text, which is encoded in place of the old one.
+    """Give a label a new text, which is encoded.
 
     Example: dexter labels rename runs/pydocs my.inv "my.inv: invert a regular matrix"
     """
@@ -123,14 +123,16 @@ def sync(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the labels those of a vocabulary: add, rename and remove what a new release changed, as one edit.
+    """Make the labels those of a vocabulary.
+
+    What a new release added, renamed and removed becomes one edit.
 
     Example: dexter labels sync runs/library yso-2026.ttl --dry-run
     """
     from dexter.data.formats.vocabulary import read_vocabulary
     from dexter.data.label_names import NAMES_FILE
+    from dexter.model.edits import plan_sync
     from dexter.model.published import model_folder
-    from dexter.model.sync import plan_sync
 
     predictor = open_run(run, persistent=not dry_run)
     names = predictor.model.names
@@ -140,7 +142,7 @@ def sync(
     result = predictor.edit_labels(plan.change, by=user())
     if not dry_run:
         plan.names.save(model_folder(run) / NAMES_FILE)
-    _report(run, predictor, result, f"{'a trial, nothing is written: ' * dry_run}{plan.describe()}", as_json)
+    _report(run, predictor, result, f"{'dry run, nothing is written: ' * dry_run}{plan.describe()}", as_json)
 
 
 def _preview(change: LabelChange, texts: Mapping[str, str]) -> None:
@@ -179,7 +181,9 @@ def search(
     offset: Offset = 0,
     as_json: Json = False,
 ) -> None:
-    """Find labels by a part of their id or text, those that begin with it first.
+    """Find labels by a part of their id or text.
+
+    Those that begin with it come first.
 
     Example: dexter labels search runs/pydocs "linear algebra"
     """
@@ -193,7 +197,9 @@ def history(
     limit: Annotated[int, typer.Option(help="Largest number of edits.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List the edits of the labels, newest first: number, time (UTC), who, and what was done.
+    """List the edits of the labels, newest first.
+
+    Number, time (UTC), who, and what was done.
 
     Example: dexter labels history runs/pydocs
     """
@@ -214,9 +220,10 @@ def undo(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Undo an edit: added labels go, removed ones return, renamed ones get their old texts.
+    """Undo an edit of labels or examples.
 
-    It is an edit itself, and can be undone by its number. Again without a number, the edit before is undone.
+    Added labels are removed, removed ones return, renamed ones get their old texts. It is an edit itself, and can be
+    undone by its number. Again without a number, the edit before is undone.
 
     Example: dexter labels undo runs/pydocs
     """
@@ -227,7 +234,7 @@ def undo(
 
 @labels_app.command("verify")
 def verify(run: Run) -> None:
-    """Check every byte of the model and of its label changes, history included.
+    """Check every byte of a model and its label changes.
 
     Example: dexter labels verify runs/pydocs
     """
@@ -237,7 +244,9 @@ def verify(run: Run) -> None:
 
 @labels_app.command("backup")
 def backup(run: Run, to: Annotated[Path, typer.Argument(metavar="FILE", help="The copy; it must not exist.")]) -> None:
-    """Copy the label changes with their history, also while labels are changed.
+    """Copy the label changes with their history.
+
+    Labels may be changed meanwhile.
 
     Example: dexter labels backup runs/pydocs labels-monday.sqlite
     """
@@ -248,7 +257,9 @@ def backup(run: Run, to: Annotated[Path, typer.Argument(metavar="FILE", help="Th
 def restore(
     run: Run, source: Annotated[Path, typer.Argument(metavar="FILE", help="What `dexter labels backup` wrote.")]
 ) -> None:
-    """Return to the labels of a backup, as one more edit, which can be undone. A damaged file is replaced.
+    """Return to the labels of a backup.
+
+    It is one more edit, which can be undone. A damaged file is replaced.
 
     Example: dexter labels restore runs/pydocs labels-monday.sqlite
     """
@@ -258,9 +269,10 @@ def restore(
 
 @labels_app.command("compact")
 def compact(run: Run) -> None:
-    """Forget what undo needs, and give unused space back; labels, versions and history stay.
+    """Forget what undo needs, and free the space.
 
-    Much unused space is given back by itself after an edit. Afterwards no text of a removed label is left.
+    Labels, versions and history stay. Afterwards no text of a removed label is left. After an edit, much unused space
+    is given back without this.
 
     Example: dexter labels compact runs/pydocs
     """

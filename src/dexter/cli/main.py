@@ -29,9 +29,8 @@ from dexter.cli.examples import examples_app
 from dexter.cli.index import card, export, index_command
 from dexter.cli.labels import labels_app
 from dexter.cli.options import Settings
-from dexter.cli.predict import predict
+from dexter.cli.predict import predict, serve
 from dexter.cli.recipes import recipes_app
-from dexter.cli.serve import serve
 from dexter.cli.train import import_command, plan, train
 from dexter.errors import DexterError, printable
 from dexter.processes import read_launch
@@ -69,7 +68,7 @@ def _show_version(wanted: bool) -> None:
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Escapes what a terminal would obey: names in files of somebody else may hold control characters."""
+    """Escapes control characters, which names in untrusted files may hold."""
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))
@@ -106,7 +105,7 @@ def common(
     ] = False,
 ) -> None:
     """Options of every verb."""
-    # Of several processes that torchrun started, the first speaks for all.
+    # Of several processes that torchrun started, only the first logs.
     quiet = quiet or not read_launch().is_first
     level = logging.DEBUG if debug else logging.WARNING if quiet else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
@@ -120,7 +119,9 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where to put the data, the run and the page.")] = Path("demo"),
     settings: Settings = None,
 ) -> None:
-    """Everything on built-in data: build, check, baselines, train, evaluate, a plot and a page, a new label.
+    """Run the whole flow on built-in data.
+
+    Build, check, baselines, train, evaluate, a plot and a page, and a new label without training.
 
     Example: dexter demo --out demo
     """

@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
 from dexter.data.label_names import DEFAULT_PARTS
-from dexter.errors import UsageError
 
 if TYPE_CHECKING:
     from dexter.data import Dataset
-    from dexter.evaluation.baselines import Baseline
     from dexter.predict.filters import LabelFilter
-    from dexter.predict.predictor import Runtime
-    from dexter.types import HeadName
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 TextColumn = Annotated[str | None, typer.Option(help="Tables: the text column, or several joined by +.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set train.epochs=5.")]
 Propensity = Annotated[
-    str | None, typer.Option(help="Propensity constants: default, amazon or wikipedia; the data set's own if left out.")
+    Literal["default", "amazon", "wikipedia"] | None,
+    typer.Option(help="Propensity constants of a family of data sets; the data set's own if left out."),
 ]
 Deciles = Annotated[bool, typer.Option("--deciles", help="Also a table by decile of label frequency.")]
 Head = Annotated[
-    str | None, typer.Option(help="What ranks the labels: encoder, and with a classifier also classifier or unified.")
+    Literal["encoder", "classifier", "unified"] | None,
+    typer.Option(help="What ranks the labels; classifier and unified need a run with a classifier."),
 ]
 UseIndex = Annotated[
-    str | None, typer.Option("--index", help="exact: look at every label; the run's own index if left out.")
+    Literal["exact"] | None,
+    typer.Option("--index", help="exact: score every label; the run's own index (dexter index) if left out."),
 ]
 NeighboursOption = Annotated[
     bool | None,
@@ -52,7 +51,7 @@ Band = Annotated[
     typer.Option("--band", help="Only labels of this frequency: frequent, torso, tail or unseen; repeat for several."),
 ]
 RuntimeOption = Annotated[
-    str, typer.Option("--runtime", help="What encodes queries: torch, or onnx after `dexter export`.")
+    Literal["torch", "onnx"], typer.Option("--runtime", help="What encodes queries; onnx needs `dexter export` first.")
 ]
 
 
@@ -84,7 +83,7 @@ def echo_json(value: Any) -> None:
 class ReadOptions:
     """How a verb reads its data set. `reads_data` makes an option of the command line of each field."""
 
-    on_error: Annotated[str, typer.Option("--on-error", help="What to do with bad lines: fail or skip.")] = "fail"
+    on_error: Annotated[Literal["fail", "skip"], typer.Option("--on-error", help="What to do with bad lines.")] = "fail"
     text_column: TextColumn = None
     label_column: Annotated[str | None, typer.Option(help="Tables: the column of labels.")] = None
     label_separator: Annotated[str | None, typer.Option(help="Tables: what stands between the labels of a cell.")] = (
@@ -109,16 +108,9 @@ class ReadOptions:
         """Read a data set from a path or a built-in name."""
         from dexter.data.formats import load_dataset
 
-        policy: Literal["fail", "skip"]
-        if self.on_error == "fail":
-            policy = "fail"
-        elif self.on_error == "skip":
-            policy = "skip"
-        else:
-            raise UsageError(f"--on-error {self.on_error!r}: expected fail or skip")
         return load_dataset(
             path,
-            on_error=policy,
+            on_error=self.on_error,
             text_column=self.text_column,
             label_column=self.label_column,
             label_separator=self.label_separator,
@@ -156,62 +148,8 @@ def reads_data(verb: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-def parse_propensity(name: str | None) -> tuple[float, float] | None:
-    """The constants (a, b) of a name of --propensity, or None for those of the data set."""
+def constants_of(propensity: str | None) -> tuple[float, float] | None:
+    """Return the constants (a, b) of a value of --propensity; None stands for those of the data set."""
     from dexter.types import PROPENSITY
 
-    if name is None:
-        return None
-    if name not in PROPENSITY:
-        raise UsageError(f"--propensity {name!r}: expected one of {', '.join(PROPENSITY)}")
-    return PROPENSITY[name]
-
-
-def parse_baselines(values: Sequence[str] | None) -> list[Baseline]:
-    """Return the baselines that were named, or raise an error that lists them."""
-    from dexter.evaluation import baselines
-
-    known: tuple[Baseline, ...] = get_args(baselines.Baseline)
-    for value in values or ():
-        if value not in known:
-            raise UsageError(f"--baseline {value}: expected one of {', '.join(known)}")
-    return [name for name in known if name in (values or ())]
-
-
-def parse_head(name: str | None) -> HeadName | None:
-    """A name of --head."""
-    from dexter.types import HEAD_NAMES
-
-    for known in HEAD_NAMES:
-        if name == known:
-            return known
-    if name is None:
-        return None
-    raise UsageError(f"--head {name!r}: expected one of {', '.join(HEAD_NAMES)}")
-
-
-def parse_index(name: str | None) -> Literal["exact"] | None:
-    """A value of --index: "exact", or None for the run's own."""
-    if name not in (None, "exact"):
-        raise UsageError(f"--index {name!r}: expected exact, or nothing for the run's own (see dexter index --help)")
-    return "exact" if name == "exact" else None
-
-
-def parse_pooling(name: str | None) -> Literal["cls", "mean"] | None:
-    """A name of --pooling."""
-    if name == "cls":
-        return "cls"
-    if name == "mean":
-        return "mean"
-    if name is None:
-        return None
-    raise UsageError(f"--pooling {name!r}: expected cls or mean")
-
-
-def parse_runtime(name: str) -> Runtime:
-    """A name of --runtime."""
-    if name == "torch":
-        return "torch"
-    if name == "onnx":
-        return "onnx"
-    raise UsageError(f"--runtime {name!r}: expected torch or onnx (see dexter export --help)")
+    return None if propensity is None else PROPENSITY[propensity]

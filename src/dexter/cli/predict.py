@@ -1,11 +1,12 @@
-"""The verb that uses a run: predict."""
+"""The verbs that use a run: predict, serve."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,9 +21,6 @@ from dexter.cli.options import (
     TextColumn,
     UseIndex,
     parse_filter,
-    parse_head,
-    parse_index,
-    parse_runtime,
 )
 from dexter.errors import UsageError
 from dexter.processes import read_launch
@@ -42,7 +40,8 @@ def predict(
     ] = None,
     text_column: TextColumn = None,
     k: Annotated[
-        int | None, typer.Option("-k", help="Labels per text: 5, or as many as reach the threshold, if left out.")
+        int | None,
+        typer.Option("--k", "-k", help="Labels per text: 5, or as many as reach the threshold, if left out."),
     ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Only labels that are right with at least this probability.")
@@ -65,13 +64,16 @@ def predict(
         str | None, typer.Option(help="Show labels in this language, where the run was trained with a vocabulary.")
     ] = None,
     form: Annotated[
-        str | None, typer.Option("--format", help="text, jsonl, tsv or csv; by the ending of --output if left out.")
+        Literal["text", "jsonl", "tsv", "csv"] | None,
+        typer.Option("--format", help="The form of the output; by the ending of --output if left out."),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also why: parts of the score, words that carry it, training queries.")
     ] = False,
 ) -> None:
-    """The best labels of a text, of every line of a file, or of stdin; in order, in constant memory.
+    """Predict the labels of a text or of every text of a file.
+
+    Without a text or --input, the lines of stdin. Answers are in the order of the texts, in constant memory.
 
     Example: dexter predict runs/pydocs "inverse of a matrix" -k 3
 
@@ -108,16 +110,16 @@ def predict(
         queries = track(texts, what="predict", total=count_lines(input_path))
     predictor = Predictor.load(
         run,
-        head=parse_head(head),
+        head=head,
         neighbours=neighbours,
         dial=dial,
-        index=parse_index(index),
-        runtime=parse_runtime(runtime),
+        index=index,
+        runtime=runtime,
     )
     if precision is not None or best_f1:
         threshold = predictor.find_threshold(precision=precision)
-        aim = "the best F1" if precision is None else f"precision {precision:g} taken together"
-        log.info("labels of at least %.0f%% are shown: on validation these had %s", 100 * threshold, aim)
+        aim = "the best F1" if precision is None else f"precision {precision:g}"
+        log.info("labels with a probability of %.0f%% or more, which had %s on validation:", 100 * threshold, aim)
     filters = parse_filter(exclude, only, band)
     predictor.names(language)  # refuses an unknown language before anything is written
     filters.allowed_rows(predictor.labels)  # refuses unknown ids before anything is written
@@ -146,3 +148,64 @@ def predict(
         language=language,
     )
     write_lines(lines, output_path)
+
+
+def serve(
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or NAME=FOLDER; the first is the default.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
+    workers: Annotated[int, typer.Option(help="Processes that answer; they share the files in memory.")] = 1,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host name that requests may address; repeat for several.")
+    ] = None,
+    keep_edits: Annotated[
+        bool, typer.Option(help="Write edits of labels to the run folders, or forget them at the end.")
+    ] = True,
+    keys: Annotated[
+        Path | None, typer.Option(help="A file of API keys, one NAME:ROLE:SHA256 per line; SIGHUP reads it again.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen on a public address without an API key; needs --allow-host.")
+    ] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="A certificate (PEM), to answer over HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The private key of the certificate (PEM).")] = None,
+    explanations: Annotated[bool, typer.Option(help="Say why a text has its labels, where a request asks.")] = True,
+    training_texts: Annotated[bool, typer.Option(help="Show training and test texts.")] = True,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="One line on stderr per request.")] = False,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="The form of a line of the log.")] = "text",
+    runtime: RuntimeOption = "torch",
+) -> None:
+    """Serve runs over HTTP, with a page at /.
+
+    It ends on SIGTERM or Ctrl-C. The environment variable DEXTER_API_KEY or the file of --keys has the keys.
+
+    Example: dexter serve runs/pydocs --port 8000
+    """
+    from dexter.errors import require
+
+    for module in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
+        require(module, extra="serve", purpose="dexter serve")
+    from dexter.serving.keys import find_keys
+    from dexter.serving.server import name_runs
+    from dexter.serving.server import serve as serve_runs
+    from dexter.serving.settings import ServeSettings
+
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError("--tls-cert and --tls-key belong together: give both or none")
+    settings = ServeSettings(
+        host=host,
+        port=port,
+        workers=workers,
+        tls=None if tls_cert is None or tls_key is None else (tls_cert, tls_key),
+        keys=find_keys(keys, os.environ),
+        keys_file=keys,
+        allowed_hosts=tuple(allow_host or ()),
+        keep_edits=keep_edits,
+        insecure=insecure,
+        explanations=explanations,
+        training_texts=training_texts,
+        log_requests=log_requests,
+        log_format=log_format,
+        runtime=runtime,
+    )
+    serve_runs(name_runs(runs), settings)

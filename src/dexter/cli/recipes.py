@@ -12,7 +12,7 @@ from dexter.cli.options import Json, echo_json
 from dexter.recipes import describe_sources, method_names, paper_names, read_recipe
 
 recipes_app = typer.Typer(
-    help="List the recipes: methods for any data, and the runs of papers. `show NAME` prints every setting.",
+    help="List the recipes: methods, and the runs of papers.",
     rich_markup_mode=None,
 )
 
@@ -51,10 +51,10 @@ def show(
     name: Annotated[str, typer.Argument(help="A recipe's name or TOML file.")],
     as_json: Json = False,
 ) -> None:
-    """Print every setting of a recipe and where it comes from, as TOML that is itself a recipe.
+    """Print every setting of a recipe and its source.
 
-    A source is a paper, its public code, the recipe itself, or the default. With --json: {section: {key: {"value":
-    ..., "source": ...}}}.
+    The output is TOML, itself a recipe. A source is a paper, its public code, the recipe itself, or the default. With
+    --json: {section: {key: {"value": ..., "source": ...}}}.
 
     Example: dexter recipes show dexml-lf-amazontitles-131k
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,6 @@ from dexter.cli.options import (
     ReadOptions,
     Settings,
     echo_json,
-    parse_pooling,
     reads_data,
 )
 from dexter.errors import UsageError
@@ -42,12 +41,13 @@ def train(
 
     Example: dexter train data/pydocs --recipe dexml --out runs/pydocs --set train.epochs=5
     """
-    from dexter.config import parse_overrides
+    from dexter.config import load_config, parse_overrides
     from dexter.planning.plan import describe_needs
     from dexter.training import train as train_run
 
-    dataset = reading.load(data)
     overrides = parse_overrides(settings or [])
+    load_config(recipe, overrides)  # refuses a wrong setting before the data are read, which may take a while
+    dataset = reading.load(data)
     if log.isEnabledFor(logging.INFO) and not resume:
         needs = describe_needs(dataset, recipe=recipe, overrides=overrides, world_size=read_launch().size)
         log.info("%s", needs)
@@ -75,7 +75,7 @@ def import_command(
     data: Annotated[str, typer.Argument(help="The data set whose labels it ranks.")],
     out: Annotated[Path, typer.Option(help="The run folder to make.")],
     pooling: Annotated[
-        str | None, typer.Option(help="cls or mean; needed where the folder does not say (DEXML's: cls).")
+        Literal["cls", "mean"] | None, typer.Option(help="Needed where the folder does not say (DEXML's: cls).")
     ] = None,
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; else as the folder says.")
@@ -88,7 +88,9 @@ def import_command(
     ] = None,
     reading: ReadOptions = AS_GUESSED,
 ) -> None:
-    """Make a run of a published encoder and a data set's labels, without training, for evaluate, predict and serve.
+    """Make a run of a published encoder, without training.
+
+    It ranks the labels of a data set, for evaluate, predict and serve.
 
     Example: dexter import dexml_lf-amazontitles-131k data/LF-AmazonTitles-131K --pooling cls --max-length-query 32
     --out runs/dexml && dexter evaluate runs/dexml data/LF-AmazonTitles-131K
@@ -100,7 +102,7 @@ def import_command(
         encoder,
         dataset,
         out,
-        pooling=parse_pooling(pooling),
+        pooling=pooling,
         normalize=normalize,
         max_length_query=max_length_query,
         max_length_label=max_length_label,
@@ -125,7 +127,9 @@ def plan(
     reading: ReadOptions = AS_GUESSED,
     as_json: Json = False,
 ) -> None:
-    """Predict what training will need: peak memory, disk, time per epoch, bytes between processes.
+    """Predict the memory, disk and time that training needs.
+
+    With several processes also the bytes between them.
 
     Example: dexter plan data/pydocs --recipe unidec
 

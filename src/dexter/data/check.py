@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from dexter.data.benchmarks import describe_benchmark
 from dexter.data.dataset import Dataset, Split
 from dexter.data.findings import Finding, find
 from dexter.data.own_labels import OwnLabels, find_own_labels
-from dexter.data.published import describe_published
 from dexter.types import BANDS
 
 _WIDTH = 100
@@ -118,7 +118,7 @@ def check(dataset: Dataset, *, folder: str | Path | None = None) -> CheckReport:
         bands=_count_bands(dataset),
         findings=tuple(find(dataset, folder=folder)),
         label_counts=dataset.label_counts,
-        published=describe_published(dataset),
+        published=describe_benchmark(dataset),
         own_labels=find_own_labels(dataset, "auto"),
     )
 

@@ -1,4 +1,6 @@
-"""What a data set is: query texts, labels with ids and texts, and relevant pairs. Checked once, then immutable.
+"""What a data set is: query texts, labels with ids and texts, and relevant pairs; and splits of its queries.
+
+It is checked once, then immutable.
 
 Relevance is a CSR matrix of queries x labels whose values are graded weights (1 where nothing else was given). Filter
 pairs are the (query, label) pairs that must not be predicted, such as an item recommending itself.
@@ -7,16 +9,20 @@ pairs are the (query, label) pairs that must not be predicted, such as an item r
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.data.label_names import LabelNames
-from dexter.errors import DataError
+from dexter.errors import DataError, UsageError
 from dexter.types import PROPENSITY
+
+log = logging.getLogger("dexter")
+_TRAIN_NAMES, _TEST_NAMES = ("train", "trn", "training"), ("test", "tst", "testing")
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +147,47 @@ class Dataset:
         rest = np.setdiff1d(np.arange(len(self.train)), chosen, assume_unique=True)
         if not len(chosen) or not len(rest):
             raise DataError(
-                f"{len(self.train)} training queries are too few to hold out {fraction:.0%} for validation: "
-                "add data or raise the fraction"
+                f"{len(self.train)} training queries are too few to hold out {fraction:.0%} for validation: add data, "
+                "raise validation.fraction, or set it to 0 to train without validation"
             )
         return self.train.select(rest), self.train.select(chosen)
+
+
+def hold_out_test(
+    dataset: Dataset, *, fraction: float = 0.1, seed: int = 0, groups: Sequence[str] | None = None
+) -> Dataset:
+    """Return the data set with a share of its queries as test split.
+
+    The choice depends on a query's id (or group) and the seed alone, so that it survives reordering and added rows. It
+    is independent of the validation queries that training holds out.
+
+    Args:
+        dataset: one without a test split.
+        fraction: the share of the queries, about.
+        seed: another seed holds out others.
+        groups: one value per query. Where the values are names of splits (train, test), they decide; otherwise queries
+            with the same value stay together.
+    """
+    if dataset.test is not None:
+        raise UsageError(f"{dataset.name} has a test split of {len(dataset.test):,} queries already: use it as it is")
+    if not 0.0 < fraction < 1.0:
+        raise UsageError(f"the fraction of test queries must lie between 0 and 1, got {fraction:g}")
+    if groups is not None and len(groups) != len(dataset.train):
+        raise DataError(f"got {len(groups):,} groups for {len(dataset.train):,} queries: one each is needed")
+    names = {name.strip().lower() for name in groups or ()}
+    if groups is not None and names <= {*_TRAIN_NAMES, *_TEST_NAMES}:
+        is_test = np.array([name.strip().lower() in _TEST_NAMES for name in groups])
+    else:
+        keys = dataset.train.uids if groups is None else groups
+        is_test = np.array([hash_fraction(f"test:{seed}:{key}") for key in keys]) < fraction
+    if is_test.all() or not is_test.any():
+        count = f"{int(is_test.sum()):,} of {len(is_test):,}"
+        raise DataError(f"{count} queries would be for testing: raise or lower the fraction, or take another seed")
+    train, test = (dataset.train.select(np.flatnonzero(rows)) for rows in (~is_test, is_test))
+    unseen = np.setdiff1d(test.relevance.indices, train.relevance.indices)
+    if len(unseen):
+        log.info("%s labels have test queries only: training never sees one of theirs", f"{len(unseen):,}")
+    return replace(dataset, train=train, test=test)
 
 
 def check_propensity(constants: Sequence[float]) -> tuple[float, float]:

@@ -66,7 +66,7 @@ class OwnLabels:
                 f"positive: {what} (data.own_labels = {self.setting})"
             )
         if self.num_by_chance:
-            counted = "excluded all the same" if self.by_id else "taken for chance"
+            counted = "excluded nevertheless" if self.by_id else "taken for a coincidence"
             parts.append(
                 f"{self.num_by_chance:,} of {self.num_queries:,} queries share a number as id with a label, but mostly "
                 f"not its text: {counted} (data.own_labels = {self.setting})"

@@ -247,7 +247,7 @@ def _read_records(folder: Path, predictor: Predictor) -> Iterator[ResultRecord]:
     choice = json.loads(json.dumps(asdict(predictor.choice)))
     newest: dict[str, tuple[str, ResultRecord]] = {}
     for path in sorted(folder.glob("*.json")):
-        # A record of another version, or of somebody else, is left out.
+        # A record of another version, or one that was not written by dexter, is left out.
         with suppress(ModelError, KeyError, TypeError, ValueError, AttributeError):
             values = read_object(path)
             if values["model"]["sha256"] == predictor.fingerprint and values["scoring"] == choice:
@@ -303,5 +303,5 @@ def _identifier(text: str) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return a name that somebody chose without characters that Markdown or HTML would obey."""
+    """Return a name without the characters that mean something in Markdown or HTML."""
     return re.sub(r"[`|<>\[\]\\]", "", printable(str(value)))[:100]

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dexter.errors import UsageError, require
+from dexter.errors import UsageError, printable, require
 from dexter.evaluation.report import NUM_DECILES, Comparison, Report
-from dexter.evaluation.tables import printable
 from dexter.files import atomic_path
 from dexter.types import BANDS
 
@@ -68,11 +67,11 @@ def save_dial_plot(points: Mapping[float, Mapping[str, float]], path: str | Path
     `points` are the metrics in percent by value of the dial.
     """
     figure = _new_figure(6.4, 4.4)
-    draw_dial(figure.subplots(), points)
+    _draw_dial(figure.subplots(), points)
     _save(figure, path)
 
 
-def draw_dial(axes: Any, points: Mapping[float, Mapping[str, float]]) -> None:
+def _draw_dial(axes: Any, points: Mapping[float, Mapping[str, float]]) -> None:
     """Draw the curve of the dial; `points` as in `save_dial_plot`."""
     for name in (name for name in next(iter(points.values())) if name.startswith("P@")):
         across = [metrics[f"PS{name}"] for metrics in points.values()]
@@ -90,15 +89,8 @@ def save_evaluation_plot(report: Report, points: Mapping[float, Mapping[str, flo
     figure = _new_figure(15.0, 4.4)
     by_band, reliability, dial = figure.subplots(1, 3)
     _draw_bands(by_band, report)
-    draw_reliability(reliability, report)
-    draw_dial(dial, points)
-    _save(figure, path)
-
-
-def save_reliability_plot(report: Report, path: str | Path) -> None:
-    """Draw the share of right labels against the probability that was claimed."""
-    figure = _new_figure(5.0, 4.4)
-    draw_reliability(figure.subplots(), report)
+    _draw_reliability(reliability, report)
+    _draw_dial(dial, points)
     _save(figure, path)
 
 
@@ -123,7 +115,7 @@ def save_intervals_plot(differences: Mapping[str, Comparison], path: str | Path,
     _save(figure, path)
 
 
-def draw_reliability(axes: Any, report: Report) -> None:
+def _draw_reliability(axes: Any, report: Report) -> None:
     """Draw a reliability diagram: bins of claimed probability, their share of right labels, and their sizes."""
     bins = [one for one in report.reliability if one["count"]]
     axes.plot([0, 1], [0, 1], color="#bbbbbb", linewidth=0.8)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dexter.data import Dataset, Split
-from dexter.data.published import describe_fields
+from dexter.data.benchmarks import describe_fields
 from dexter.errors import ModelError, ResourceError, UsageError
 from dexter.evaluation.baselines import Baseline, baseline
 from dexter.evaluation.records import (
@@ -194,11 +194,11 @@ def evaluate_run(
         write_misses(path.with_suffix(".misses.jsonl"), _find_test_misses(scored.dataset, columns_NK))
         log.info("result record: %s", path)
         if record is None and predictor.choice == choose_ranking(predictor.model, predictor.scoring):
-            _remake_card(run, predictor)
+            _rewrite_card(run, predictor)
     return Evaluation(report, described)
 
 
-def _remake_card(run: Path, predictor: Predictor) -> None:
+def _rewrite_card(run: Path, predictor: Predictor) -> None:
     from dexter.evaluation.card import write_card
 
     try:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dexter.errors import UsageError
+from dexter.errors import UsageError, printable
 from dexter.evaluation.report import Comparison, Report
 
 BAND_TITLES = {"frequent": "frequent (> 100)", "torso": "torso (10-100)", "tail": "tail (1-9)", "unseen": "unseen (0)"}
@@ -186,8 +186,3 @@ def _align(cells: Sequence[Sequence[str]]) -> str:
         for row in cells
     ]
     return "\n".join([lines[0], "-" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]])
-
-
-def printable(name: str) -> str:
-    """Replace control characters in a name, which could move the terminal's cursor."""
-    return "".join(character if character.isprintable() else "?" for character in name)

@@ -7,7 +7,6 @@ is left out of training. They are then added to the trained model as any new lab
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dexter.data import Dataset, Split
+from dexter.data.dataset import hash_fraction
 from dexter.errors import DataError, UsageError
 from dexter.evaluation.report import restrict_to_labels, score_report, test_split
-from dexter.evaluation.runs import as_columns
-from dexter.metrics import overfetch
+from dexter.evaluation.runs import DEFAULT_KS, predict_columns
 from dexter.predict.predictor import Predictor
 from dexter.training import train
 from dexter.training.run import read_run
 
-_KS = (1, 3, 5, 10, 100)
 _SHOWN = ("P@1", "P@3", "P@5", "R@10", "R@100")
 
 
@@ -44,7 +42,7 @@ class UnseenReport:
     """Metrics of a ranking of all labels, in which only held-out labels count as right."""
 
     def render(self) -> str:
-        """Render a table."""
+        """Render a table of the metrics, a row for each ranking."""
         lines = [
             f"{self.num_held_out:,} of {self.num_labels:,} labels held out; {self.num_queries:,} test queries want one",
             f"{'':34s}" + "".join(f"{name:>8s}" for name in self._columns),
@@ -104,10 +102,7 @@ def evaluate_unseen(run: str | Path, dataset: Dataset, *, share: float = 0.1, se
 
 def choose_labels(label_ids: Sequence[str], share: float, *, seed: int = 0) -> NDArray[np.bool_]:
     """Choose the labels to hold out by a hash of id and seed, so that the choice does not depend on other labels."""
-    digests = (
-        hashlib.blake2b(f"{seed}:{i}".encode("utf-8", "surrogatepass"), digest_size=8).digest() for i in label_ids
-    )
-    fractions = np.array([int.from_bytes(digest, "big") / 2.0**64 for digest in digests])
+    fractions = np.array([hash_fraction(f"{seed}:{label_id}") for label_id in label_ids])
     chosen = fractions < share
     if not chosen.any():
         chosen[fractions.argmin()] = True
@@ -141,10 +136,7 @@ def _restrict(predictor: Predictor, ids: set[str]) -> Predictor:
 
 
 def _score(predictor: Predictor, dataset: Dataset, split: Split) -> dict[str, float]:
-    ks = [k for k in _KS if k <= len(predictor.labels.ids)]
-    found = predictor.top(split.texts, max(ks) + overfetch(split.filtered))
-    columns_NK = as_columns(predictor, dataset, found.ids)
-    constants = dataset.propensity
-    return score_report(
-        columns_NK, split, dataset.train.relevance, ks=ks, propensity=constants, num_resamples=0
-    ).metrics
+    ks = [k for k in DEFAULT_KS if k <= len(predictor.labels.ids)]
+    columns_NK = predict_columns(predictor, dataset, split, max(ks))
+    settings: dict[str, Any] = {"ks": ks, "propensity": dataset.propensity, "num_resamples": 0}
+    return score_report(columns_NK, split, dataset.train.relevance, **settings).metrics

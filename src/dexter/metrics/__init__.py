@@ -1,17 +1,24 @@
 """How good a ranking is: P, R, nDCG, PSP, PSnDCG, MRR, coverage and macro-F1, from top-k ids and sparse relevance.
 
-    hits.py        which predictions are relevant: the (query, rank, label) triples that the metrics are computed from
+    hits.py        which predictions are relevant, and filter pairs, which are removed before scoring
     scores.py      the metrics and their propensities; `score` returns all of them as one dictionary
-    filters.py     pairs that must not be predicted: removed before scoring, the gaps closed
+    hierarchy.py   metrics that count broader labels too
 
 Pure functions of arrays. The definitions and corner cases are in `docs/metrics.md`.
 """
 
 from __future__ import annotations
 
-from dexter.metrics.filters import overfetch, remove_filtered
 from dexter.metrics.hierarchy import hierarchy_ratios
-from dexter.metrics.hits import Hits, checked_top_ids, find_hits, member_mask, relevant_pairs
+from dexter.metrics.hits import (
+    Hits,
+    checked_top_ids,
+    find_hits,
+    member_mask,
+    overfetch,
+    relevant_pairs,
+    remove_filtered,
+)
 from dexter.metrics.scores import (
     LabelCounts,
     Ratio,

@@ -1,4 +1,4 @@
-"""Metrics that know which label is broader than which: a hit on the parent, and precision and recall with ancestors.
+"""Hierarchical metrics: hits on the parent of a relevant label, and precision and recall with all broader labels.
 
 `broader` is child x parent over the labels; it may go on with rows and columns of concepts that are no labels.
 """
@@ -48,7 +48,7 @@ def hierarchy_ratios(top_ids: Any, relevance: csr_matrix, broader: csr_matrix, k
 
 
 def _closure(broader: csr_matrix) -> csr_matrix:
-    """Return label x everything at or above it; circles do no harm."""
+    """Return label x everything at or above it; cycles are allowed."""
     step = csr_matrix(identity(broader.shape[0], format="csr") + broader)
     reached = step
     while True:

@@ -1,7 +1,8 @@
 """Change the labels of a model while it is in use: one `LabelChange`, checked once, written to disk, then swapped in.
 
 A change becomes a list of `ChangedLabel`, which holds all that is needed to repeat it without the encoder. An edit in
-this process, a restart and the edits of other processes all go through `apply_changes` with such a list.
+this process, a restart and the edits of other processes all go through `apply_changes` with such a list. `plan_sync`
+makes the change that a new release of a vocabulary asks for.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from dexter.data.label_names import DEFAULT_PARTS, LabelNames
 from dexter.errors import ModelError, UsageError
 from dexter.index import Index
 from dexter.model.examples import encode_examples, lacking_labels, with_examples
@@ -22,6 +24,9 @@ from dexter.model.labels import Labels
 from dexter.model.model import Model
 from dexter.model.similar import Duplicate, find_duplicates
 from dexter.model.store import LabelStore
+
+if TYPE_CHECKING:
+    from dexter.data.formats.vocabulary import LabelVocabulary
 
 
 class LabelRefused(UsageError):
@@ -89,9 +94,9 @@ class LabelChange:
 
     def check_examples(self, labels: Labels, known: Collection[str]) -> None:
         """Raise `LabelRefused` unless the examples fit the labels as they are after the change, and the known ones."""
-        lacking = set(lacking_labels(self.add_examples, labels))
+        missing = set(lacking_labels(self.add_examples, labels))
         for position, example in enumerate(self.add_examples):
-            unknown = next((label for label in example.labels if label in lacking), None)
+            unknown = next((label for label in example.labels if label in missing), None)
             if unknown is not None:
                 message = (
                     f"the run has no label {unknown!r}, which an example has: correct it, add it with `dexter labels "
@@ -138,7 +143,9 @@ class VersionConflict(UsageError):
     """Raised when the labels have changed since the version that a change was made for."""
 
     def __init__(self, *, expected: int, version: int) -> None:
-        super().__init__(f"the labels are at version {version}, the edit is for {expected}: look again, then edit")
+        super().__init__(
+            f"the labels are at version {version}, the edit is for {expected}: read the labels again, then repeat"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,9 +212,9 @@ class LiveModel:
                     return ChangeResult(state.version, [])
                 version = state.version + 1
                 changed = encode_change(state.model, change, version=version)
-                gone = [Example(example_id, None, version=version) for example_id in change.remove_examples]
-                come = encode_examples(state.model, change.add_examples, version=version)
-                examples = latest_examples([*gone, *come])
+                removed = [Example(example_id, None, version=version) for example_id in change.remove_examples]
+                added = encode_examples(state.model, change.add_examples, version=version)
+                examples = latest_examples([*removed, *added])
                 after = self._apply(state, version, changed, examples)
                 change.check_examples(after.model.labels, state.examples)
                 duplicates = find_duplicates(after.model, [*change.rename, *change.add])
@@ -350,6 +357,72 @@ def apply_changes(model: Model, changed: Sequence[ChangedLabel], *, since: int =
             priors_NP=np.array([label.priors for label in new], dtype=np.float32),
         )
     return model
+
+
+@dataclass(frozen=True)
+class VocabularySync:
+    """The change that makes a model's labels those of a vocabulary, and what it leaves alone."""
+
+    change: LabelChange
+    num_same: int
+    """Labels whose text is that of the vocabulary already."""
+    missing: Sequence[str]
+    """Ids of labels that the vocabulary does not have and that are kept."""
+    names: LabelNames
+    """What the labels are called in every language."""
+
+    def describe(self) -> str:
+        """Return the counts in a few words."""
+        change = self.change
+        counts = {"added": change.add, "renamed": change.rename, "removed": change.remove}
+        done = ", ".join(f"{len(labels):,} {name}" for name, labels in counts.items())
+        kept = f"; {len(self.missing):,} that it does not have are kept" if self.missing else ""
+        return f"{done}, {self.num_same:,} as before{kept}"
+
+
+def plan_sync(
+    labels: Labels,
+    vocabulary: LabelVocabulary,
+    *,
+    names: LabelNames | None = None,
+    language: str | None = None,
+    keep_missing: bool = False,
+) -> VocabularySync:
+    """Compare labels with a vocabulary.
+
+    Current concepts that the model lacks are added, and labels with another text renamed. Deprecated concepts are
+    removed, and so are labels that the vocabulary does not have any more, unless `keep_missing`.
+
+    Args:
+        labels: those of the model.
+        vocabulary: the new release.
+        names: how the label texts of the model were made; their language and parts are used again.
+        language: of the label texts, if `names` does not say it.
+        keep_missing: keep labels that are not in the vocabulary, for models with labels from elsewhere.
+    """
+    if language is None and names is not None:
+        language = names.language
+    language, parts = vocabulary.choose_language(language), DEFAULT_PARTS if names is None else names.parts
+    texts = {one.id: text for one in vocabulary.current() if (text := vocabulary.text(one.id, language, parts))}
+    present = dict(zip(labels.ids, labels.texts, strict=True))
+    if not vocabulary.concepts.keys() & present.keys():
+        raise UsageError(
+            f"{vocabulary.path}: no label of the run is in it (the run has {labels.ids[0]!r}, it has "
+            f"{next(iter(vocabulary.concepts))!r}): give the vocabulary that the run was trained with"
+        )
+    missing = [one for one in present if one not in vocabulary.concepts]
+    deprecated = [one for one in present if one in vocabulary.concepts and vocabulary.concepts[one].is_deprecated]
+    rename = [(one, texts[one]) for one, text in present.items() if one in texts and texts[one] != text]
+    change = LabelChange(
+        remove=deprecated + ([] if keep_missing else missing),
+        rename=rename,
+        add=[(one, text) for one, text in texts.items() if one not in present],
+        reuse_ids=True,
+    )
+    num_same = len(present) - len(missing) - len(deprecated) - len(rename)
+    newer = LabelNames(language=language, parts=parts, names=vocabulary.names(list(texts)))
+    merged = newer if names is None else names.merge(newer)
+    return VocabularySync(change, num_same, missing if keep_missing else (), merged)
 
 
 def _is_pair(value: object) -> bool:

@@ -109,8 +109,9 @@ class LabelEdit(NamedTuple):
     def describe(self) -> str:
         """Describe what it did in a few words."""
         counts = {"added": self.added, "renamed": self.renamed, "removed": self.removed}
-        counts |= {"examples added": self.examples_added, "examples removed": self.examples_removed}
-        done = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "nothing changed"
+        counts |= {"example added": self.examples_added, "example removed": self.examples_removed}
+        named = ((count, name if count == 1 else name.replace("example", "examples")) for name, count in counts.items())
+        done = ", ".join(f"{count:,} {name}" for count, name in named if count) or "nothing changed"
         origin = "" if self.undoes is None else f" (undoes {self.undoes})" if self.undoes else " (backup restored)"
         return f"{done}{origin}{', undone' if self.is_undone else ''}"
 

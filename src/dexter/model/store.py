@@ -126,7 +126,7 @@ class LabelStore:
                     shutil.rmtree(leftover, ignore_errors=True)
                 yield LabelWriter(self._file, connection)
                 connection.execute("COMMIT")
-                _give_back_much_unused_space(connection)
+                _vacuum_if_mostly_unused(connection)
         else:
             yield from self._create()
 
@@ -223,7 +223,7 @@ class LabelStore:
             raise ModelError(f"{self._folder}: the model was replaced since it was loaded: load it again")
 
 
-def _give_back_much_unused_space(connection: sqlite3.Connection) -> None:
+def _vacuum_if_mostly_unused(connection: sqlite3.Connection) -> None:
     """Compact the file if most of it is unused. Where that fails the file stays as it is: the change is committed."""
     unused, pages, size = (
         connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count", "page_size")

@@ -39,15 +39,11 @@ _STRING_BYTES, _POINTER_BYTES = 56, 8
 _CHARACTERS_PER_TOKEN = 5.0
 _DISTINCT_IN_CLUSTERS = 0.4
 """Share of distinct labels among those that the queries of a clustered batch draw: 0.25 to 0.5 in real runs."""
+_DISTILBERT = {"layers": 6, "hidden": 768, "intermediate": 3072, "vocabulary": WORD_PIECES}
 _TRANSFORMERS: dict[str, dict[str, int]] = {
     "minilm": {"layers": 6, "hidden": 384, "intermediate": 1536, "vocabulary": WORD_PIECES},
-    "distilbert-base-uncased": {"layers": 6, "hidden": 768, "intermediate": 3072, "vocabulary": WORD_PIECES},
-    "sentence-transformers/msmarco-distilbert-base-v4": {
-        "layers": 6,
-        "hidden": 768,
-        "intermediate": 3072,
-        "vocabulary": WORD_PIECES,
-    },
+    "distilbert-base-uncased": _DISTILBERT,
+    "sentence-transformers/msmarco-distilbert-base-v4": _DISTILBERT,
     "bert-base-uncased": {"layers": 12, "hidden": 768, "intermediate": 3072, "vocabulary": WORD_PIECES},
     "roberta-base": {"layers": 12, "hidden": 768, "intermediate": 3072, "vocabulary": 50_265},
 }

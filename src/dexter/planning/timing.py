@@ -111,7 +111,7 @@ def time_run(dataset: Dataset, config: Config, sizes: Sizes, *, clock: Clock = t
     start = 0 if needs_refresh(config) else config.batch.start
     timed = replace(config, batch=replace(config.batch, start=start, size=batch_size(sizes, config)))
     sampled = sizes if sample is dataset else sizes_from_data(sample, timed)
-    with tempfile.TemporaryDirectory() as folder, _undisturbed():
+    with tempfile.TemporaryDirectory() as folder, _global_state_restored():
         measured = _measure(sample, timed, Path(folder), clock)
     seconds = {
         phase: spent * _work(phase, sizes, config) / max(1.0, _work(phase, sampled, timed))
@@ -216,8 +216,8 @@ def _work(phase: str, sizes: Sizes, config: Config) -> float:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Leave random states, threads and the log as they were."""
+def _global_state_restored() -> Iterator[None]:
+    """Restore random states, threads and the level of the log afterwards."""
     threads, log = torch.get_num_threads(), logging.getLogger("dexter")
     level = log.level
     with torch.random.fork_rng(devices=[]):

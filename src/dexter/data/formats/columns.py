@@ -19,7 +19,19 @@ DELIMITERS = (",", ";", "\t", "|")
 _LIST_ITEM = re.compile(
     r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|-?[0-9.]+)(?:\s*,|\s+(?=["'\d-])|\s*$)""", re.DOTALL
 )
-_TEXT_NAMES = ("text", "query", "document", "sentence", "content", "body", "abstract", "description", "title", "name")
+_TEXT_NAMES = (
+    "text",
+    "query",
+    "question",
+    "document",
+    "sentence",
+    "content",
+    "body",
+    "abstract",
+    "description",
+    "title",
+    "name",
+)
 _TITLE_PARTNERS = ("text", "content", "body", "abstract", "description")
 _LABEL_NAMES = (
     "labels", "label", "tags", "tag", "subjects", "keywords", "categories", "category", "classes", "class", "topics",
@@ -72,12 +84,19 @@ def choose_columns(names: Sequence[str], options: TableOptions, *, path: Path) -
     if options.label_column is not None:
         labels = choose_column(names, options.label_column, path=path)
     if labels is None:
-        raise _missing(path, "column of labels", names, "name it with label_column (usual: labels, tags)")
+        raise _missing(
+            path,
+            "column of labels",
+            names,
+            "name it with --label-column (label_column); usual names are labels and tags",
+        )
     text = _guess_text(lowered, taken=labels)
     if options.text_column is not None:
         text = _named_text(names, options.text_column, path=path)
     if not text:
-        raise _missing(path, "text column", names, "name it with text_column (usual: text, title)")
+        raise _missing(
+            path, "text column", names, "name it with --text-column (text_column); usual names are text and title"
+        )
     return QueryColumns(
         text=text, labels=labels, uid=_first(lowered, _ID_NAMES), weights=_first(lowered, _WEIGHT_NAMES)
     )

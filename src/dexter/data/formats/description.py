@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dexter.data.benchmarks import TITLE, TITLE_AND_CONTENT
 from dexter.data.dataset import Dataset, check_propensity
 from dexter.data.formats.lines import excerpt
-from dexter.data.published import TITLE, TITLE_AND_CONTENT
 from dexter.errors import DataError, UsageError
 from dexter.files import write_json
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dexter.data.benchmarks import TITLE, TITLE_AND_CONTENT
 from dexter.data.dataset import Dataset, Split
 from dexter.data.formats.lines import BadRecord, decode, excerpt, raw_lines, without_line_end
 from dexter.data.formats.reader import (
@@ -33,7 +34,6 @@ from dexter.data.formats.reader import (
     train_file,
 )
 from dexter.data.formats.writer import Writer, labels_of_rows
-from dexter.data.published import TITLE, TITLE_AND_CONTENT
 from dexter.errors import DataError
 
 _SUFFIX, _XMC_SUFFIX = (".jsonl",), (".json",)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from dexter.data.benchmarks import find_benchmark
 from dexter.data.dataset import Dataset, Split, freeze
 from dexter.data.formats import description
 from dexter.data.formats.columns import TableOptions
 from dexter.data.formats.lines import BadRecord, OnError, RecordErrors, decode, excerpt, raw_lines, without_line_end
-from dexter.data.published import find_published
 from dexter.errors import DataError, UsageError
 from dexter.files import sha256
 from dexter.types import PROPENSITY
@@ -290,14 +290,14 @@ class Reader:
         return name.removesuffix(".gz").rsplit(".", 1)[0] if self.root.is_file() else name
 
     def _propensity(self, counts: tuple[int, int, int]) -> tuple[float, float]:
-        """Return the constants of `dataset.json`, or of the published data set of this name or these counts."""
+        """Return the constants of `dataset.json`, or of the benchmark of this name or these counts."""
         if self._description.propensity is not None:
             return self._description.propensity
-        published = find_published(self.name, counts)
-        if published is None:
+        benchmark = find_benchmark(self.name, counts)
+        if benchmark is None:
             return PROPENSITY["default"]
-        log.info("propensity constants %g and %g, as published for %s", *published.propensity, published.name)
-        return published.propensity
+        log.info("propensity constants %g and %g, as published for %s", *benchmark.propensity, benchmark.name)
+        return benchmark.propensity
 
     def _filter_pairs(self, split_name: str, rows: SplitBuilder, *, num_labels: int) -> csr_matrix | None:
         """Read the filter pairs of a split, "row label" per line, over the rows kept; None without such a file."""

@@ -58,7 +58,7 @@ def read_rdf(path: Path) -> dict[str, Concept]:
     store = _ConceptStore()
     with _bad_syntax(path), _without_warnings():
         rdflib.Graph(store=store).parse(data=content, format="turtle" if is_turtle else "xml")
-    return {str(one): store.concept(one) for one in store.order if one in store.are_concepts}
+    return {str(one): store.concept(one) for one in store.order if one in store.concepts}
 
 
 class _ConceptStore(Store):
@@ -68,7 +68,7 @@ class _ConceptStore(Store):
         super().__init__()
         self.order: dict[Any, None] = {}
         """Subjects in the order of their first triple."""
-        self.are_concepts: set[Any] = set()
+        self.concepts: set[Any] = set()
         self._texts: dict[Any, dict[str, list[Literal]]] = defaultdict(lambda: defaultdict(list))
         """By subject and kind."""
         self._label_nodes: dict[Any, list[tuple[str, Any]]] = defaultdict(list)
@@ -126,7 +126,7 @@ class _ConceptStore(Store):
 
     def _add_type(self, subject: Any, value: Any) -> None:
         if value in _CONCEPT_TYPES and isinstance(subject, URIRef):
-            self.are_concepts.add(subject)
+            self.concepts.add(subject)
             if value != SKOS.Concept:
                 self._deprecated.add(subject)
 
@@ -163,19 +163,19 @@ def _check_entities(content: bytes, path: Path) -> None:
             )
 
     parser.EntityDeclHandler = check
-    parser.StartElementHandler = _stop
+    parser.StartElementHandler = _raise_first_element
     try:
         parser.Parse(content, True)
-    except (_Reached, expat.ExpatError):
+    except (_FirstElement, expat.ExpatError):
         return  # the parser proper says what is wrong
 
 
-class _Reached(Exception):
+class _FirstElement(Exception):
     """Raised at the first element, before which all entities are declared."""
 
 
-def _stop(*_: Any) -> NoReturn:
-    raise _Reached
+def _raise_first_element(*_: Any) -> NoReturn:
+    raise _FirstElement
 
 
 @contextmanager

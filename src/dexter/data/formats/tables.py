@@ -60,7 +60,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _SAMPLE_ROWS = 200
 _BATCH_ROWS = 1024
 _BYTES_PER_VALUE = 8
-"""At least so many bytes does a value of a Parquet file take in memory."""
+"""The fewest bytes that a value of a Parquet file takes in memory."""
 
 _Row = tuple[int, list[Cell] | BadRecord]
 """The line (or, in Parquet, the row) a record starts at, and its cells or what is wrong with it."""
@@ -176,10 +176,8 @@ def _read_split(reader: Reader, labels: LabelTable, path: Path) -> SplitBuilder:
     columns = choose_columns(table.names, reader.table, path=path)
     records = table.rows(columns.used)
     sample = list(islice(records, _SAMPLE_ROWS))
-    separator, cells_seen = (
-        reader.table.label_separator,
-        [row[columns.labels] for _, row in sample if isinstance(row, list)],
-    )
+    separator = reader.table.label_separator
+    cells_seen = [row[columns.labels] for _, row in sample if isinstance(row, list)]
     are_lists = separator is None and holds_lists(cells_seen, labels.known)
     if separator is None and not are_lists:
         separator = choose_separator(cells_seen, labels.known)
@@ -385,11 +383,7 @@ class _ParquetFile:
         for group in range(self._measured_file.metadata.num_row_groups) if used else ():
             try:
                 table = self._measured_file.read_row_group(group, columns=used, use_threads=False)
-            except (
-                OSError,
-                ValueError,
-                RuntimeError,
-            ):  # In several encodings, or damaged.
+            except (OSError, ValueError, RuntimeError):  # in several encodings, or damaged
                 continue
             total += sum(_decoded_bytes(chunk) for column in table.columns for chunk in column.chunks)
         return total

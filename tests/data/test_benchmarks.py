@@ -9,10 +9,10 @@ import pytest
 from tests.data.test_formats import sample
 
 from dexter.data import Dataset, Split, load_dataset, save_dataset
+from dexter.data.benchmarks import BENCHMARKS, describe_benchmark, find_benchmark
 from dexter.data.check import check
 from dexter.data.dataset import freeze
 from dexter.data.formats import FORMATS
-from dexter.data.published import PUBLISHED, describe_published, find_published
 from dexter.errors import DataError, UsageError
 
 WRITABLE = [name for name, one in FORMATS.items() if one.write is not None]
@@ -57,19 +57,19 @@ def test_the_table_is_the_published_one() -> None:
         ("LF-Wikipedia-500K", 1813391, 783743, 501070, ("title", "content"), 0.5, 0.4),
         ("LF-AmazonTitles-1.3M", 2248619, 970237, 1305265, ("title",), 0.6, 2.6),
     ]
-    assert [(one.name, *one.counts, one.text_fields, *one.propensity) for one in PUBLISHED] == rows
-    assert all(one.source for one in PUBLISHED)
+    assert [(one.name, *one.counts, one.text_fields, *one.propensity) for one in BENCHMARKS] == rows
+    assert all(one.source for one in BENCHMARKS)
 
 
 def test_constants_are_found_by_name_or_else_by_counts() -> None:
     """That the first of several is taken is safe: those that share a name or counts have the same constants."""
-    for one in PUBLISHED:
-        assert {other.propensity for other in PUBLISHED if one.counts == other.counts} == {one.propensity}
+    for one in BENCHMARKS:
+        assert {other.propensity for other in BENCHMARKS if one.counts == other.counts} == {one.propensity}
         for name, counts in ((one.name, (1, 1, 1)), ("mine", one.counts)):
-            found = find_published(name, counts)
+            found = find_benchmark(name, counts)
             assert found is not None
             assert found.propensity == one.propensity
-    assert find_published("mine", (1, 1, 1)) is None
+    assert find_benchmark("mine", (1, 1, 1)) is None
 
 
 DEXML_EURLEX = "this is EURLex-4K as published (15,449 / 3,865 / 3,956; the variant of DEXML"
@@ -92,7 +92,7 @@ OTHER_EURLEX = "this is EURLex-4K as published (15,539 / 3,809 / 3,993; the repo
 def test_a_copy_is_recognised_or_its_differences_named(
     counts: tuple[int, int, int], name: str, says: str | None
 ) -> None:
-    found = describe_published(of_counts(*counts, name=name))
+    found = describe_benchmark(of_counts(*counts, name=name))
     assert found is None if says is None else found is not None and says in found
 
 
@@ -101,11 +101,11 @@ AMAZON = (294_805, 134_835, 131_073)
 
 def test_titles_and_full_texts_are_told_apart_by_the_fields_read() -> None:
     full = of_counts(*AMAZON, name="a", propensity=(0.6, 2.6), text_fields=("title", "content"))
-    assert describe_published(full) == "this is LF-Amazon-131K as published (294,805 / 134,835 / 131,073)"
+    assert describe_benchmark(full) == "this is LF-Amazon-131K as published (294,805 / 134,835 / 131,073)"
 
     def described(**more: object) -> str | None:
         parts = {"label_texts": full.label_texts, "label_ids": full.label_ids, "train": full.train, "test": full.test}
-        return describe_published(Dataset(**({"name": "a", "propensity": (0.6, 2.6)} | parts | more)))  # type: ignore[arg-type]
+        return describe_benchmark(Dataset(**({"name": "a", "propensity": (0.6, 2.6)} | parts | more)))  # type: ignore[arg-type]
 
     titles = described(text_fields=("title",))
     assert titles == "this is LF-AmazonTitles-131K as published (294,805 / 134,835 / 131,073)"

@@ -1,4 +1,4 @@
-"""The public data sets as published: their counts, text fields and propensity constants, and what a copy differs in.
+"""The public benchmarks: their counts, text fields and propensity constants, and what a copy differs in.
 
 Counts and constants: the extreme classification repository (page of February 2025) and its reference metrics. EURLex-4K
 has two variants under one name, whose results must not be mixed. The data sets of titles are the same records as those
@@ -19,7 +19,7 @@ _TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
-class PublishedDataset:
+class Benchmark:
     """One data set as its authors and the papers count it."""
 
     name: str
@@ -40,11 +40,9 @@ class PublishedDataset:
 
 
 _DEFAULT, _AMAZON, _WIKIPEDIA = (PROPENSITY[family] for family in ("default", "amazon", "wikipedia"))
-PUBLISHED: Sequence[PublishedDataset] = (
-    PublishedDataset(
-        "EURLex-4K", (15_539, 3_809, 3_993), None, _DEFAULT, "the repository's variant, not that of DEXML"
-    ),
-    PublishedDataset(
+BENCHMARKS: Sequence[Benchmark] = (
+    Benchmark("EURLex-4K", (15_539, 3_809, 3_993), None, _DEFAULT, "the repository's variant, not that of DEXML"),
+    Benchmark(
         "EURLex-4K",
         (15_449, 3_865, 3_956),
         None,
@@ -52,34 +50,34 @@ PUBLISHED: Sequence[PublishedDataset] = (
         "the variant of DEXML and other transformer papers, not the repository's",
         "X-Transformer and DEXML, public code and data",
     ),
-    PublishedDataset("LF-AmazonTitles-131K", (294_805, 134_835, 131_073), TITLE, _AMAZON),
-    PublishedDataset("LF-Amazon-131K", (294_805, 134_835, 131_073), TITLE_AND_CONTENT, _AMAZON),
-    PublishedDataset("LF-WikiSeeAlsoTitles-320K", (693_082, 177_515, 312_330), TITLE, _DEFAULT),
-    PublishedDataset("LF-WikiSeeAlso-320K", (693_082, 177_515, 312_330), TITLE_AND_CONTENT, _DEFAULT),
-    PublishedDataset("LF-WikiTitles-500K", (1_813_391, 783_743, 501_070), TITLE, _WIKIPEDIA),
-    PublishedDataset("LF-Wikipedia-500K", (1_813_391, 783_743, 501_070), TITLE_AND_CONTENT, _WIKIPEDIA),
-    PublishedDataset("LF-AmazonTitles-1.3M", (2_248_619, 970_237, 1_305_265), TITLE, _AMAZON),
+    Benchmark("LF-AmazonTitles-131K", (294_805, 134_835, 131_073), TITLE, _AMAZON),
+    Benchmark("LF-Amazon-131K", (294_805, 134_835, 131_073), TITLE_AND_CONTENT, _AMAZON),
+    Benchmark("LF-WikiSeeAlsoTitles-320K", (693_082, 177_515, 312_330), TITLE, _DEFAULT),
+    Benchmark("LF-WikiSeeAlso-320K", (693_082, 177_515, 312_330), TITLE_AND_CONTENT, _DEFAULT),
+    Benchmark("LF-WikiTitles-500K", (1_813_391, 783_743, 501_070), TITLE, _WIKIPEDIA),
+    Benchmark("LF-Wikipedia-500K", (1_813_391, 783_743, 501_070), TITLE_AND_CONTENT, _WIKIPEDIA),
+    Benchmark("LF-AmazonTitles-1.3M", (2_248_619, 970_237, 1_305_265), TITLE, _AMAZON),
 )
 
 
-def find_by_name(name: str) -> list[PublishedDataset]:
-    """Return the published data sets whose name a folder's name holds, whatever its case, punctuation and "LF"."""
-    return [one for one in PUBLISHED if _plain(one.name).removeprefix("lf") in _plain(name)]
+def find_by_name(name: str) -> list[Benchmark]:
+    """Return the benchmarks whose name a folder's name holds, whatever its case, punctuation and "LF"."""
+    return [one for one in BENCHMARKS if _plain(one.name).removeprefix("lf") in _plain(name)]
 
 
-def find_published(name: str, counts: tuple[int, int, int]) -> PublishedDataset | None:
-    """Return the first published data set of this name or else of these counts; None without any.
+def find_benchmark(name: str, counts: tuple[int, int, int]) -> Benchmark | None:
+    """Return the first benchmark of this name or else of these counts; None without any.
 
     Those that share a name or counts have the same propensity constants.
     """
-    found = find_by_name(name) or [one for one in PUBLISHED if one.counts == counts]
+    found = find_by_name(name) or [one for one in BENCHMARKS if one.counts == counts]
     return found[0] if found else None
 
 
-def describe_published(dataset: Dataset) -> str | None:
-    """Say which published data set this is, or what differs where its name or counts nearly match one; else None."""
+def describe_benchmark(dataset: Dataset) -> str | None:
+    """Say which benchmark this is, or what differs where its name or counts nearly match one; else None."""
     named, counts = find_by_name(dataset.name), _counts(dataset)
-    candidates = [one for one in PUBLISHED if one in named or _is_near(counts, one.counts)]
+    candidates = [one for one in BENCHMARKS if one in named or _is_near(counts, one.counts)]
     if not candidates:
         return None
     fewest = min(len(_differences(dataset, one)) for one in candidates)
@@ -105,19 +103,19 @@ def _counts(dataset: Dataset) -> tuple[int, int, int]:
     return len(dataset.train), 0 if dataset.test is None else len(dataset.test), dataset.num_labels
 
 
-def _differences(dataset: Dataset, published: PublishedDataset) -> list[str]:
+def _differences(dataset: Dataset, benchmark: Benchmark) -> list[str]:
     """Say what of a data set is not as published."""
     names = ("training queries", "test queries", "labels")
     found = [
         f"{here:,} {name} instead of {there:,}"
-        for name, here, there in zip(names, _counts(dataset), published.counts, strict=True)
+        for name, here, there in zip(names, _counts(dataset), benchmark.counts, strict=True)
         if here != there
     ]
-    if dataset.text_fields and published.text_fields and dataset.text_fields != published.text_fields:
-        here, there = describe_fields(dataset.text_fields), describe_fields(published.text_fields)
+    if dataset.text_fields and benchmark.text_fields and dataset.text_fields != benchmark.text_fields:
+        here, there = describe_fields(dataset.text_fields), describe_fields(benchmark.text_fields)
         found.append(f"texts are {here} instead of {there}")
-    if dataset.propensity != published.propensity:
-        here, there = (" / ".join(f"{value:g}" for value in one.propensity) for one in (dataset, published))
+    if dataset.propensity != benchmark.propensity:
+        here, there = (" / ".join(f"{value:g}" for value in one.propensity) for one in (dataset, benchmark))
         found.append(f"propensity constants {here} instead of {there}")
     return found
 
