@@ -215,7 +215,7 @@ def test_a_published_encoder_is_imported_and_evaluated(run, data, world, tmp_pat
     assert "cls pooling, vectors of length 1, at most 128 tokens" in said
     assert run("evaluate", tmp_path / "run", data)[0] == 0
     assert run("predict", tmp_path / "run", "river stone")[0] == 0
-    assert "--pooling 'max'" in error_line(
+    assert "'--pooling': 'max' is not one of" in error_line(
         run("import", tmp_path, data, "--out", tmp_path / "x", "--pooling", "max"), 2
     )
     assert "config.json" in error_line(run("import", tmp_path, data, "--out", tmp_path / "x", "--pooling", "cls"), 4)
@@ -251,15 +251,15 @@ def test_bad_lines_may_be_skipped(run, bad_folder):
         (["train"], "see dexter train --help"),
         (["nonsense"], "No such command 'nonsense'"),
         (["predict", "RUN", "text", "--nonsense"], "No such option"),
-        (["predict", "RUN", "text", "-k", "many"], "'-k'"),
+        (["predict", "RUN", "text", "-k", "many"], "'--k'"),
         (["predict", "RUN", "text", "-k", "0"], "k must be 1 or more"),
-        (["predict", "RUN", "text", "--format", "xml"], "expected one of text, jsonl, tsv"),
-        (["predict", "RUN", "text", "--head", "tail"], "expected one of encoder"),
+        (["predict", "RUN", "text", "--format", "xml"], "is not one of 'text', 'jsonl', 'tsv'"),
+        (["predict", "RUN", "text", "--head", "tail"], "is not one of 'encoder'"),
         (["predict", "RUN", "text", "--input", "q.txt"], "not both"),
-        (["evaluate", "RUN", "DATA", "--propensity", "mine"], "expected one of"),
+        (["evaluate", "RUN", "DATA", "--propensity", "mine"], "is not one of"),
         (["evaluate", "RUN", "DATA", "-k", "0"], "0"),
         (["compare", "RUN", "--data", "DATA"], "two different runs"),
-        (["data", "check", "DATA", "--on-error", "cry"], "expected fail or skip"),
+        (["data", "check", "DATA", "--on-error", "cry"], "is not one of"),
         (["data", "check", "DATA", "--text-column", "body"], "not to jsonl"),
         (["data", "convert", "DATA", "NEW", "--to", "xml"], "xml"),
         (["data", "convert", "DATA", "DATA"], "exists already"),
@@ -270,6 +270,17 @@ def test_usage_errors(run, data, trained, tmp_path, arguments, says):
     places = {"DATA": data, "RUN": trained, "NEW": tmp_path / "new"}
     assert says in error_line(run(*(places.get(argument, argument) for argument in arguments)), 2)
     assert not (tmp_path / "new").exists(), "nothing is half-made"
+
+
+@pytest.mark.parametrize("group", [[], ["data"], ["labels"], ["examples"], ["recipes"]])
+def test_every_summary_of_help_is_shown_whole(run, group):
+    shown = run(*group, "--help")[1]
+    assert "Commands:" in shown and "..." not in shown.partition("Commands:")[2]
+
+
+def test_a_wrong_setting_is_refused_before_the_data_are_read(run, tmp_path):
+    said = run("train", tmp_path / "missing", "--out", tmp_path / "new", "--set", "train.epoch=3")
+    assert "did you mean 'train.epochs'" in error_line(said, 2)
 
 
 def test_nothing_asked_for_shows_help(run):
@@ -597,7 +608,7 @@ def test_an_index_is_made_used_and_refused_when_damaged(run, trained, data, tmp_
 def test_wrong_index_options_are_refused(run, trained, tmp_path):
     assert "expected one of exact, pq" in error_line(run("index", trained, "--backend", "annoy"), 2)
     assert "needs the address of a server" in error_line(run("index", trained, "--backend", "qdrant"), 2)
-    assert "--index 'pq': expected exact" in error_line(run("predict", trained, "x", "--index", "pq"), 2)
+    assert "'--index': 'pq' is not one of 'exact'" in error_line(run("predict", trained, "x", "--index", "pq"), 2)
     assert not (trained / "index").exists()
 
 

@@ -123,7 +123,7 @@ def test_the_commands(run, same_graph, small_world, tmp_path, monkeypatch, capsy
     assert call(monkeypatch, capsys, "predict", run, "violin of copper", "--runtime", "onnx")[:2] == (code, printed)
     code, _, complaint = call(monkeypatch, capsys, "predict", run, "text", "--runtime", "tensorrt")
     assert code == 2
-    assert "expected torch or onnx" in complaint
+    assert "is not one of 'torch', 'onnx'" in complaint
     code, _, complaint = call(monkeypatch, capsys, "export", run, "--int8")
     assert code == 2
     assert "--data DATA" in complaint

@@ -56,10 +56,7 @@ def data_check(
         from dexter.evaluation.plots import save_zipf_plot
 
         save_zipf_plot(report.label_counts, plot, title=report.name)
-    if as_json:
-        echo_json(report.to_json())
-    else:
-        typer.echo(report.render())
+    echo_json(report.to_json()) if as_json else typer.echo(report.render())
 
 
 @data_app.command("convert")

@@ -47,8 +47,7 @@ def evaluate(
     runtime: RuntimeOption = "torch",
     curve: Annotated[bool, typer.Option("--dial-curve", help="P@k against PSP@k for values of the dial.")] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option(help="Also draw bands, reliability and dial as a PNG; with --dial-curve the dial."),
+        Path | None, typer.Option(help="Also draw bands, reliability and dial as a PNG; with --dial-curve the dial.")
     ] = None,
     unseen: Annotated[
         float | None,
@@ -152,10 +151,7 @@ def tune(
     from dexter.training.tuning import tune as tune_run
 
     scoring = tune_run(run, reading.load(data), metric=metric)
-    if as_json:
-        echo_json(scoring.to_json())
-    else:
-        typer.echo(f"{run}: {scoring.describe()}")
+    echo_json(scoring.to_json()) if as_json else typer.echo(f"{run}: {scoring.describe()}")
 
 
 @reads_data
@@ -196,10 +192,7 @@ def compare(
         from dexter.evaluation.plots import save_intervals_plot
 
         save_intervals_plot(found.differences, plot, against=str(runs[0]))
-    if as_json:
-        echo_json(found.to_json())
-    else:
-        typer.echo(found.render(deciles=deciles))
+    echo_json(found.to_json()) if as_json else typer.echo(found.render(deciles=deciles))
 
 
 def _parse_baselines(values: list[str]) -> list[Baseline]:

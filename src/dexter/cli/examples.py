@@ -14,9 +14,7 @@ from dexter.errors import UsageError
 
 log = logging.getLogger("dexter")
 examples_app = typer.Typer(
-    help="Texts that you have labelled, which vote without training.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="Texts that you have labelled, which vote without training.", no_args_is_help=True, rich_markup_mode=None
 )
 _SHOWN_CHARACTERS = 80
 
@@ -26,8 +24,7 @@ _SHOWN_CHARACTERS = 80
 def add(
     run: Run,
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="Texts with labels, as `train` reads them."),
+        Path | None, typer.Argument(metavar="[FILE]", help="Texts with labels, as `train` reads them.")
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="One text, instead of a file.")] = None,
     label: Annotated[

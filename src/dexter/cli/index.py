@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def index_command(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     backend: Annotated[
-        str | None,
-        typer.Option(help="exact, pq, hnsw, pgvector or qdrant; the number of labels decides if left out."),
+        str | None, typer.Option(help="exact, pq, hnsw, pgvector or qdrant; the number of labels decides if left out.")
     ] = None,
     queries: Annotated[
         Path | None, typer.Option(help="Texts to measure recall on, as for predict --input; label texts if left out.")
@@ -52,10 +51,7 @@ def index_command(
     report = build_run_index(
         predictor.model, model_folder(run), head=predictor.choice.head, backend=backend, queries=texts, url=url
     )
-    if as_json:
-        echo_json(asdict(report))
-    else:
-        typer.echo(describe(report))
+    echo_json(asdict(report)) if as_json else typer.echo(describe(report))
 
 
 @reads_data

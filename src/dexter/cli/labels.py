@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dexter")
 labels_app = typer.Typer(
-    help="Change, list and search the labels of a run, without training.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="Change, list and search the labels of a run, without training.", no_args_is_help=True, rich_markup_mode=None
 )
 
 _SHOWN_LABELS = 5

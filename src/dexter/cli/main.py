@@ -217,4 +217,5 @@ def _fail_usage(error: Any) -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     command = context.command_path if context is not None else "dexter"
-    _fail(f"{error.format_message()} (see {command} --help)", error.exit_code, debug=False)
+    message = error.format_message().replace("Value error, ", "")  # which Typer puts before its own words
+    _fail(f"{message} (see {command} --help)", error.exit_code, debug=False)

@@ -42,8 +42,7 @@ Dial = Annotated[
     float | None, typer.Option(help="Weight of label frequency, from 0 (rare labels up) to 1; as tuned if left out.")
 ]
 Exclude = Annotated[
-    list[str] | None,
-    typer.Option("--exclude", help="Id of a label to leave out; repeat, or @FILE of ids."),
+    list[str] | None, typer.Option("--exclude", help="Id of a label to leave out; repeat, or @FILE of ids.")
 ]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Id of a label that may be returned; repeat, or @FILE.")]
 Band = Annotated[

@@ -108,18 +108,13 @@ def predict(
 
         texts = read_texts(input_path, text_column=text_column)
         queries = track(texts, what="predict", total=count_lines(input_path))
-    predictor = Predictor.load(
-        run,
-        head=head,
-        neighbours=neighbours,
-        dial=dial,
-        index=index,
-        runtime=runtime,
-    )
+    predictor = Predictor.load(run, head=head, neighbours=neighbours, dial=dial, index=index, runtime=runtime)
     if precision is not None or best_f1:
         threshold = predictor.find_threshold(precision=precision)
         aim = "the best F1" if precision is None else f"precision {precision:g}"
-        log.info("labels with a probability of %.0f%% or more, which had %s on validation:", 100 * threshold, aim)
+        log.info(
+            "labels with a probability of %.0f%% or more; together they had %s on validation", 100 * threshold, aim
+        )
     filters = parse_filter(exclude, only, band)
     predictor.names(language)  # refuses an unknown language before anything is written
     filters.allowed_rows(predictor.labels)  # refuses unknown ids before anything is written

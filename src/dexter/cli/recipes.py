@@ -11,10 +11,7 @@ import typer
 from dexter.cli.options import Json, echo_json
 from dexter.recipes import describe_sources, method_names, paper_names, read_recipe
 
-recipes_app = typer.Typer(
-    help="List the recipes: methods, and the runs of papers.",
-    rich_markup_mode=None,
-)
+recipes_app = typer.Typer(help="List the recipes: methods, and the runs of papers.", rich_markup_mode=None)
 
 
 @recipes_app.callback(invoke_without_command=True)
@@ -47,10 +44,7 @@ def list_recipes(context: typer.Context, as_json: Json = False) -> None:
 
 
 @recipes_app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(help="A recipe's name or TOML file.")],
-    as_json: Json = False,
-) -> None:
+def show(name: Annotated[str, typer.Argument(help="A recipe's name or TOML file.")], as_json: Json = False) -> None:
     """Print every setting of a recipe and its source.
 
     The output is TOML, itself a recipe. A source is a paper, its public code, the recipe itself, or the default. With

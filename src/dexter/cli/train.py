@@ -8,14 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from dexter.cli.options import (
-    AS_GUESSED,
-    Json,
-    ReadOptions,
-    Settings,
-    echo_json,
-    reads_data,
-)
+from dexter.cli.options import AS_GUESSED, Json, ReadOptions, Settings, echo_json, reads_data
 from dexter.errors import UsageError
 from dexter.processes import read_launch
 from dexter.recipes import DEFAULT_RECIPE
@@ -159,7 +152,4 @@ def plan(
         )
     else:
         raise UsageError("give a data set, or both --queries and --labels")
-    if as_json:
-        echo_json(found.to_json())
-    else:
-        typer.echo(found.render())
+    echo_json(found.to_json()) if as_json else typer.echo(found.render())

@@ -234,11 +234,7 @@ def score_groups(
             metric: Ratio(ratio.numerator[takes_part], ratio.denominator[takes_part]).value for metric, ratio in ratios
         }
         metrics[name] = by_query | label_metrics(counts, members)
-        sizes[name] = {
-            "labels": int(members.sum()),
-            "queries": int(takes_part.sum()),
-            "pairs": int(in_group.nnz),
-        }
+        sizes[name] = {"labels": int(members.sum()), "queries": int(takes_part.sum()), "pairs": int(in_group.nnz)}
     return metrics, sizes
 
 

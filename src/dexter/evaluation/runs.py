@@ -179,11 +179,7 @@ def evaluate_run(
             "dtype": "float32" if exported is None else exported.precision,
             "runtime": runtime,
         },
-        search={
-            "k": max(report.settings["ks"]),
-            "index": predictor.index.backend,
-            "recall": predictor.index.recall,
-        },
+        search={"k": max(report.settings["ks"]), "index": predictor.index.backend, "recall": predictor.index.recall},
         scoring=asdict(predictor.choice),
         device=predictor.model.device,
         seconds=time.monotonic() - started,

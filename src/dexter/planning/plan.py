@@ -178,12 +178,7 @@ def plan_counts(
 ) -> Plan:
     """Predict memory, disk, operations and bytes between processes from counts; no data is read, nothing is timed."""
     config = _resolve(
-        recipe,
-        overrides,
-        num_queries=num_queries,
-        num_labels=num_labels,
-        world_size=world_size,
-        gpu_memory=gpu_memory,
+        recipe, overrides, num_queries=num_queries, num_labels=num_labels, world_size=world_size, gpu_memory=gpu_memory
     )
     sizes = sizes_from_counts(
         config,

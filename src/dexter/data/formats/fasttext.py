@@ -13,15 +13,7 @@ from pathlib import Path
 
 from dexter.data.dataset import Dataset, Split
 from dexter.data.formats.lines import BadRecord, excerpt, first_lines
-from dexter.data.formats.reader import (
-    TRAIN,
-    LabelTable,
-    Reader,
-    SplitBuilder,
-    find_file,
-    plain_suffix,
-    split_files,
-)
+from dexter.data.formats.reader import TRAIN, LabelTable, Reader, SplitBuilder, find_file, plain_suffix, split_files
 from dexter.data.formats.writer import Writer, labels_of_rows, refuse_white_space
 from dexter.errors import DataError
 

@@ -246,11 +246,7 @@ class Reader:
         """Read a file of one query per line, which `add_query` parses and appends; a bad line is counted as skipped."""
         split = SplitBuilder()
         self.for_each_line(
-            path,
-            lambda line: add_query(split, line),
-            on_bad=split.skip,
-            first_line=first_line,
-            keep_blank=keep_blank,
+            path, lambda line: add_query(split, line), on_bad=split.skip, first_line=first_line, keep_blank=keep_blank
         )
         return split
 

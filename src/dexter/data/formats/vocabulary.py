@@ -22,15 +22,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from dexter.data.dataset import Dataset, Split
-from dexter.data.formats.lines import (
-    BadRecord,
-    OnError,
-    RecordErrors,
-    decode,
-    excerpt,
-    raw_lines,
-    without_line_end,
-)
+from dexter.data.formats.lines import BadRecord, OnError, RecordErrors, decode, excerpt, raw_lines, without_line_end
 from dexter.data.formats.reader import log, merge_repeated_labels, plain_suffix
 from dexter.data.label_names import DEFAULT_PARTS, LabelNames, best_language, check_parts
 from dexter.errors import DataError, UsageError, require

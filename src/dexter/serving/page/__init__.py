@@ -7,5 +7,6 @@ ranking.py    rankings laid out for reading: bars, moves between heads, explanat
 labels.py     /labels : search, frequency bands, one label with what resembles it
 label_map.py  /map : the labels as points of a plane
 training.py   /training : curves of a run
+annotate.py   /annotate : suggestions that a person accepts, rejects and adds to
 templates/, static/   HTML; one style sheet, small scripts without a build step
 """
