@@ -30,8 +30,7 @@ from dexter.cli.index import card, export, index_command
 from dexter.cli.labels import labels_app
 from dexter.cli.options import Settings
 from dexter.cli.predict import predict, serve
-from dexter.cli.recipes import recipes_app
-from dexter.cli.train import import_command, plan, train
+from dexter.cli.train import import_command, plan, recipes_app, train
 from dexter.errors import DexterError, printable
 from dexter.processes import read_launch
 
