@@ -45,7 +45,7 @@ def test_no_unsafe_loading_anywhere():
                     assert not unsafe, f"{path}:{node.lineno} allows pickle"
 
 
-def test_rooms_have_names():
+def test_no_module_has_a_catch_all_name():
     assert not [path for path in modules() if path.stem in {"utils", "util", "common", "helpers", "misc"}]
 
 

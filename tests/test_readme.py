@@ -57,7 +57,7 @@ def test_the_commands_of_the_readme_run(small_place, monkeypatch, capsys):
         assert not ended.value.code, (command, capsys.readouterr().err)
 
 
-def test_the_map_names_every_room():
+def test_the_file_map_names_every_module():
     [tree] = [block for block in blocks(README, "") if block.startswith("src/dexter/")]
     named = set(re.findall(r"^  (\S+?)/?(?: |$)", tree, re.MULTILINE))
     there = {path.name for path in (ROOT / "src" / "dexter").iterdir() if path.name != "__pycache__"}

@@ -28,7 +28,7 @@ def small(monkeypatch):
     return built
 
 
-def test_everything_is_shown_and_left_behind(small, tmp_path, capsys):
+def test_the_demo_prints_a_table_and_writes_a_plot_and_a_page(small, tmp_path, capsys):
     demo.run_demo(tmp_path, overrides={**SMALL, "train.epochs": 1})
     shown = capsys.readouterr().out
     assert "training queries per label" in shown

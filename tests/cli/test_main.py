@@ -60,7 +60,7 @@ def error_line(result, code):
     return lines[0]
 
 
-def test_what_a_terminal_would_obey_is_escaped(run, tmp_path):
+def test_control_characters_are_escaped(run, tmp_path):
     named = tmp_path / "data\x1b[2Jred"
     line = error_line(run("train", named, "--out", tmp_path / "out"), 3)
     assert "\x1b" not in line and "data\\x1b[2Jred" in line
@@ -530,7 +530,7 @@ def test_a_signal_to_a_real_process(tmp_path, number, code):
     assert process.returncode == 143
 
 
-def test_termination_is_not_taken_for_a_failure_of_whoever_runs(run, data, monkeypatch):
+def test_termination_is_not_caught_as_a_failure(run, data, monkeypatch):
     """Logging swallows exceptions of its handlers; a signal may arrive just there."""
 
     def terminated(*_, **__):
@@ -541,7 +541,7 @@ def test_termination_is_not_taken_for_a_failure_of_whoever_runs(run, data, monke
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_ends_it_quietly(trained, tmp_path):
+def test_a_closed_pipe_ends_it_quietly(trained, tmp_path):
     (tmp_path / "q.txt").write_text("river stone\n" * 20_000)
     predict = [sys.executable, "-m", "dexter", "predict", trained, "--input", tmp_path / "q.txt"]
     process = subprocess.Popen(predict, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

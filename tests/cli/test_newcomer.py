@@ -92,13 +92,13 @@ def test_evaluate_says_how_to_get_a_test_split(run, table, trained):
     assert "dexter data split DATA FOLDER" in error_line(run("--quiet", "evaluate", trained, table, *COLUMNS), 3)
 
 
-def test_an_empty_input_is_said(run, trained, tmp_path):
+def test_an_empty_input_is_reported(run, trained, tmp_path):
     (tmp_path / "none.txt").write_text("")
     code, out, said = run("predict", trained, "--input", tmp_path / "none.txt")
     assert (code, out) == (0, "") and "the input has no texts" in said
 
 
-def test_an_ending_that_is_no_form_is_refused(run, trained, tmp_path):
+def test_an_unknown_suffix_of_the_output_is_refused(run, trained, tmp_path):
     line = error_line(run("predict", trained, "river", "--output", tmp_path / "x.xlsx"), 2)
     assert ".csv" in line and not (tmp_path / "x.xlsx").exists()
 
@@ -116,7 +116,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_nothing(run, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate", "tune", "labels list", "serve"])
-def test_a_folder_that_is_no_run_is_called_that(run, data, verb):
+def test_a_folder_that_is_no_run_is_an_error_that_says_so(run, data, verb):
     extra = {"predict": ["text"], "evaluate": [data], "tune": [data]}.get(verb, [])
     line = error_line(run("--quiet", *verb.split(), data, *extra), 4)
     assert f"{data}: not a run folder: give one that `dexter train DATA --out FOLDER` made" in line

@@ -252,8 +252,8 @@ def test_filter_pairs_follow_their_rows_when_others_are_skipped(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "line", "says"),
     [
-        ("id,words,labels\n1,x,a\n", 1, "no text column among 'id', 'words', 'labels': name it with text_column"),
-        ("id,text,words\n1,x,a\n", 1, "no column of labels among 'id', 'text', 'words': name it with label_column"),
+        ("id,words,labels\n1,x,a\n", 1, "no text column among 'id', 'words', 'labels': name it with --text-column"),
+        ("id,text,words\n1,x,a\n", 1, "no column of labels among 'id', 'text', 'words': name it with --label-column"),
         ("", None, "the file is empty: expected a line of column names"),
         ('text,labels\nx,a\n"y,a\nz,b\n', 3, "is a quote not closed"),
         ('text,labels\nx,a\n"y"z,a\n', 3, "is a quote not closed, or not doubled"),
@@ -433,7 +433,7 @@ def test_bad_rows_of_labels(tmp_path: Path, rows: str | bytes, line: int, says: 
         failure(tmp_path, on_error="skip")
 
 
-def test_a_bad_text_takes_its_row_of_labels_along(tmp_path: Path) -> None:
+def test_a_bad_text_skips_its_row_of_labels(tmp_path: Path) -> None:
     error = failure(write_xmc_text(tmp_path, texts=b"caf\xe9\ntwo\n"))
     assert str(error).startswith(f"{tmp_path / 'trn_X.txt'}:1: ")
     data = load_dataset(tmp_path, on_error="skip")

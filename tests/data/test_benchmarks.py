@@ -99,7 +99,7 @@ def test_a_copy_is_recognised_or_its_differences_named(
 AMAZON = (294_805, 134_835, 131_073)
 
 
-def test_titles_and_full_texts_are_told_apart_by_the_fields_read() -> None:
+def test_titles_and_full_texts_differ_by_the_fields_read() -> None:
     full = of_counts(*AMAZON, name="a", propensity=(0.6, 2.6), text_fields=("title", "content"))
     assert describe_benchmark(full) == "this is LF-Amazon-131K as published (294,805 / 134,835 / 131,073)"
 

@@ -74,7 +74,7 @@ def test_labels_in_brackets_stay_labels(tmp_path):
     assert load_dataset(tmp_path).train.relevance.nnz == 1
 
 
-def test_semicolons_between_columns_are_seen_and_said(tmp_path, caplog):
+def test_semicolons_between_columns_are_found_and_logged(tmp_path, caplog):
     caplog.set_level("INFO", logger="dexter")
     (tmp_path / "x.csv").write_text('id;text;labels\n1;"one; two, three";a,b\n2;four;b\n', encoding="utf-8")
     data = load_dataset(tmp_path / "x.csv")

@@ -254,7 +254,7 @@ def test_jsonl_single_file_takes_up_string_labels(tmp_path: Path) -> None:
     assert list(data.source) == ["format", "data.jsonl.gz"]
 
 
-def test_gzip_is_told_by_content_not_by_name(tmp_path: Path) -> None:
+def test_gzip_is_recognised_by_content_not_by_name(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_bytes(gzip.compress(b'{"text": "x", "labels": ["b"]}\n'))
     assert load_dataset(tmp_path / "data.jsonl").label_ids == ("b",)
 

@@ -98,7 +98,7 @@ def test_given_filter_pairs_stay():
     assert set(filtered.filtered.data.tolist()) == {1.0}
 
 
-def test_data_check_tells_of_own_labels(world):
+def test_data_check_reports_own_labels(world):
     report = check(related_items())
     shown = " ".join(report.render().split())
     assert "50 of 100 queries have a label of their own; none is positive" in shown

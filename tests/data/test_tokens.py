@@ -109,7 +109,7 @@ def test_characters_are_cut_before_tokenising():
     assert row_ids(found, 0) == make_tokenizer().encode("w1 w2", add_special_tokens=False).ids
 
 
-def test_the_tokenizer_is_neither_obeyed_nor_changed(texts):
+def test_limits_of_the_given_tokenizer_are_ignored_and_kept(texts):
     tokenizer = make_tokenizer()
     tokenizer.enable_padding(length=32)
     tokenizer.enable_truncation(2)

@@ -118,7 +118,7 @@ def test_the_text_of_a_label_has_the_parts_asked_for(turtle):
     assert found.text(EX + "fish", "en") is None
 
 
-def test_a_circle_of_broader_concepts_ends(tmp_path):
+def test_a_cycle_of_broader_concepts_ends(tmp_path):
     path = tmp_path / "vocab.ttl"
     path.write_text(TURTLE + "ex:animals skos:broader ex:cats .\n")
     assert read_vocabulary(path).text(EX + "cats", "en", ("label", "broader")) == "cats < animals"

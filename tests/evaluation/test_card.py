@@ -79,7 +79,7 @@ def test_results_of_another_ranking_or_model_are_left_out(run, world):
     assert "No test queries were scored" in card_of(run) and "<script>" not in card_of(run)
 
 
-def test_names_of_somebody_else_are_shown_not_obeyed(run, world):
+def test_markup_in_names_is_not_rendered(run, world):
     evaluate_run(run, world)
     [path] = (run / "results").glob("*-test-*.json")
     record = json.loads(path.read_text())
@@ -93,7 +93,7 @@ def test_names_of_somebody_else_are_shown_not_obeyed(run, world):
     assert "<img" not in body and "](javascript" not in body and "\x1b" not in body
 
 
-def test_a_page_of_somebody_else_is_neither_read_nor_followed(run, tmp_path):
+def test_a_card_from_elsewhere_is_neither_read_nor_followed_as_a_link(run, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text('license: "stolen"\n')
     page = run / "model" / "README.md"
@@ -107,7 +107,7 @@ def test_a_page_of_somebody_else_is_neither_read_nor_followed(run, tmp_path):
     assert 'license: "unknown"' in card_of(run)
 
 
-def test_the_verb_prints_where_it_is(run, monkeypatch, capsys):
+def test_the_verb_prints_the_path_of_the_card(run, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["dexter", "card", str(run), "--license", "mit"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

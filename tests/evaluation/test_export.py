@@ -165,7 +165,7 @@ def test_the_export_of_another_model_is_refused(run, monkeypatch, capsys):
     assert call(monkeypatch, capsys, "predict", run, "text")[0] == 0
 
 
-def test_a_run_without_export_is_told_how_to_make_one(run):
+def test_a_run_without_export_says_how_to_make_one(run):
     shutil.rmtree(run / "onnx")
     with pytest.raises(ModelError, match="make it with `dexter export`"):
         Predictor.load(run, runtime="onnx")

@@ -92,12 +92,12 @@ def test_cut_offs_fit_the_data_unless_asked_for(trained, world):
     assert asked.num_short == len(world.test)
 
 
-def test_no_test_split_is_said(trained, world):
+def test_a_missing_test_split_is_an_error(trained, world):
     with pytest.raises(DataError, match="no test split"):
         evaluate(trained, dataclasses.replace(world, test=None))
 
 
-def test_the_record_tells_all(trained, world, tmp_path):
+def test_the_record_has_what_a_repeat_needs(trained, world, tmp_path):
     path = tmp_path / "deep" / "record.json"
     result = evaluate_run(trained, world, record=path)
     record = json.loads(path.read_text())

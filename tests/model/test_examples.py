@@ -158,7 +158,7 @@ def test_a_backup_has_the_examples(run, live, wrong, tmp_path):
     assert [each.text for each in live.examples] == ["more"]
 
 
-def test_files_of_labels_without_examples_are_read_and_get_them(run, live):
+def test_examples_may_follow_label_changes_and_compaction(run, live):
     live.add_labels([("a", "river stone")])
     assert live.label_history()[0].examples_added == 0
     live.compact_labels()

@@ -469,7 +469,7 @@ def test_verify_notices_an_altered_history(run):
             store_of(run).verify()
 
 
-def test_unused_space_is_given_back_by_itself(run):
+def test_unused_space_is_given_back_after_an_edit(run):
     add(store_of(run), 1, count=200, size=5_000)
     path = run / "model" / "labels.sqlite"
     with store_of(run).writing() as writer:

@@ -253,7 +253,7 @@ def test_csv_has_a_header_and_a_row_per_label(caplog):
     assert lines[1].splitlines() == ["q1,1,id-red,red,1.0,", "q1,2,id-car,car,0.5,"]
 
 
-def test_an_empty_input_is_said(caplog):
+def test_an_empty_input_is_reported(caplog):
     assert list(predict_texts(Echo(), [], k=2, form="jsonl")) == []
     assert "the input has no texts" in caplog.text
 

@@ -45,10 +45,10 @@ def bootstrap(
 
 
 def paired_bootstrap(
-    before: Mapping[str, Ratio], after: Mapping[str, Ratio], *, num_resamples: int = 1000, seed: int = SEED
+    before: Mapping[str, Ratio], after: Mapping[str, Ratio], *, num_resamples: int = 1000
 ) -> dict[str, Interval]:
     """Return percentile intervals of each metric's difference, `after - before`, over the same queries."""
-    return _intervals([before, after], num_resamples=num_resamples, confidence=CONFIDENCE, seed=seed)
+    return _intervals([before, after], num_resamples=num_resamples, confidence=CONFIDENCE, seed=SEED)
 
 
 def _intervals(

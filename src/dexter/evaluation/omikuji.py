@@ -39,7 +39,7 @@ json.dump({"clocks": clocks, "predicted": predicted}, open(out_path, "w"))
 """What the process runs: default settings, three trees."""
 
 
-def omikuji_trees(dataset: Dataset, k: int, *, threads: int = 1) -> TopK:
+def omikuji_trees(dataset: Dataset, k: int) -> TopK:
     """Train omikuji on the training queries and return the k best labels of every test query; -1 where it has fewer."""
     require("omikuji", extra="baselines", purpose="the baseline omikuji")
     texts = test_split(dataset).texts
@@ -50,7 +50,7 @@ def omikuji_trees(dataset: Dataset, k: int, *, threads: int = 1) -> TopK:
         test_path.write_text("".join(f"{features(test_vectors, row)}\n" for row in range(len(texts))))
         arguments = [str(path) for path in (train_path, test_path, out_path)]
         ended = subprocess.run(
-            [sys.executable, "-c", SCRIPT, *arguments, str(k), str(threads)], capture_output=True, check=False
+            [sys.executable, "-c", SCRIPT, *arguments, str(k), "1"], capture_output=True, check=False
         )
         if ended.returncode:
             said = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]

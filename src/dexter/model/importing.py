@@ -27,7 +27,6 @@ def import_encoder(
     normalize: bool | None = None,
     max_length_query: int | None = None,
     max_length_label: int | None = None,
-    device: str = "cpu",
 ) -> Model:
     """Encode the labels of a data set with a published encoder, and write both as `out/model`.
 
@@ -39,7 +38,6 @@ def import_encoder(
         normalize: whether vectors have length 1; as the folder says, or else yes.
         max_length_query: tokens kept of a query; as the folder says, or else 128.
         max_length_label: tokens kept of a label; as the folder says, or else those of a query.
-        device: where the labels are encoded.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -53,7 +51,7 @@ def import_encoder(
     length = max_length_query or stored.max_length_query or stored.max_length or MAX_LENGTH_QUERY
     encoder = TransformerEncoder.from_pretrained(
         folder,
-        device=device,
+        device="cpu",
         pooling=pooling,
         normalize=normalize,
         max_length_query=length,

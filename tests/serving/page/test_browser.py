@@ -278,7 +278,7 @@ def test_labels_are_explored(visit, world):
     assert "band=torso" in page.url
 
 
-def test_a_label_that_is_not_there_is_told_in_words(visit):
+def test_a_missing_label_is_an_error_in_words(visit):
     page = visit("/labels?label=nobody")
     assert page.get_by_role("alert").inner_text() == "No label has this id."
     page.get_by_role("navigation").get_by_role("link", name="Labels").click()
@@ -303,7 +303,7 @@ def test_curves_follow_a_run(visit, run):
     page.wait_for_selector("text=Finished after")
 
 
-def test_the_map_tells_texts(visit, world):
+def test_the_map_shows_the_texts_of_points(visit, world):
     page = visit("/map")
     point = page.locator("circle").first
     point.scroll_into_view_if_needed()
@@ -359,7 +359,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_is_told(visit, tmp_path, name):
+def test_a_wrong_file_is_reported(visit, tmp_path, name):
     content, complaint = WRONG[name]
     (tmp_path / name).write_bytes(content)
     page = visit("/batch")

@@ -174,7 +174,7 @@ def test_hostile_texts_are_shown_and_do_nothing(client):
     assert html.escape(HOSTILE, quote=False)[:20] in page
 
 
-def test_problems_are_told_on_the_page(client):
+def test_problems_are_shown_on_the_page(client):
     answer = client.post("/", data={"text": "river", "head": "classifier"})
     assert answer.status_code == 422 and 'role="alert"' in answer.text
     assert client.post("/", data={"text": "x", "head": "<b>"}).status_code == 422

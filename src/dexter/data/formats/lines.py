@@ -33,7 +33,7 @@ _MAX_COMPRESSION_RATIO = 50
 _RATIO_FREE_BYTES = 64 * 1024**2
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BUFFER_BYTES = 256 * 1024
+_BUFFER_BYTES, _FIRST_BYTES = 256 * 1024, 64 * 1024
 _MAX_GROUPS_SHOWN = 10
 _EXCERPT_CHARACTERS = 40
 
@@ -193,15 +193,15 @@ def without_line_end(text: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def first_lines(path: Path, *, count: int = 50, size: int = 64 * 1024) -> list[str]:
+def first_lines(path: Path, *, count: int = 50) -> list[str]:
     """Read the first lines of a file, to detect its format: never raises for bad content, and omits a cut line."""
     try:
         with _open_decompressed(path) as (handle, _):
-            start = handle.read(size)
+            start = handle.read(_FIRST_BYTES)
     except (DataError, EOFError, OSError, zlib.error):
         return []
     lines = start.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
-    whole = lines[:-1] if len(start) == size and len(lines) > 1 else lines
+    whole = lines[:-1] if len(start) == _FIRST_BYTES and len(lines) > 1 else lines
     return [without_line_end(line.decode("utf-8", "replace")) for line in whole[:count]]
 
 

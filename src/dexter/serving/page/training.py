@@ -74,11 +74,11 @@ class Chart:
         """The last step."""
         return max(curve.points[-1][0] for curve in self.curves)
 
-    def svg_points(self, curve: Curve, *, width: float = 100.0, height: float = 40.0) -> str:
-        """Return the points of a curve in a box of this size, in SVG's notation; the origin is at the top left."""
+    def svg_points(self, curve: Curve) -> str:
+        """Return the points of a curve in a box of 100 x 40, in SVG's notation; the origin is at the top left."""
         span, steps = (self.high - self.low) or 1.0, self.last_step or 1.0
         return " ".join(
-            f"{width * step / steps:.2f},{height * (1 - (value - self.low) / span):.2f}" for step, value in curve.points
+            f"{100 * step / steps:.2f},{40 * (1 - (value - self.low) / span):.2f}" for step, value in curve.points
         )
 
 
