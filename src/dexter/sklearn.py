@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix, issparse
 
 from dexter.data import Dataset, Split
+from dexter.data.dataset import csr_of_rows
 from dexter.errors import DataError, UsageError, require
 from dexter.files import MANIFEST, make_folder, read_manifest
 from dexter.model.store import DATABASE
@@ -291,9 +292,7 @@ def _read_target(y: Any, label_texts: LabelTexts | None) -> _Target:
         rows = [list(dict.fromkeys(labels)) for labels in y]
     classes = _sorted_labels({label for row in rows for label in row} | set(texts_of))
     column_of = {label: column for column, label in enumerate(classes.tolist())}
-    columns = [column_of[label] for row in rows for label in row]
-    ends = np.cumsum([0, *map(len, rows)])
-    relevance = csr_matrix((np.ones(len(columns)), columns, ends), shape=(len(rows), len(classes)))
+    relevance = csr_of_rows([[column_of[label] for label in row] for row in rows], len(classes))
     return _Target(form, None, classes, [texts_of.get(label, str(label)) for label in classes.tolist()], relevance)
 
 

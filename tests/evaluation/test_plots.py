@@ -30,6 +30,13 @@ def test_bins_of_reliability_make_the_calibration_error():
     assert all(one["right"] < one["claimed"] for one in bins[4:12]), "claimed too much, as made"
 
 
+def test_values_of_the_dial_at_the_same_point_share_a_caption():
+    axes = figure.Figure().subplots()
+    same, other = {"P@1": 50.0, "PSP@1": 40.0}, {"P@1": 51.0, "PSP@1": 39.0}
+    plots._draw_dial(axes, {0.0: same, 0.2: same, 0.4: same, 1.0: other})
+    assert [text.get_text() for text in axes.texts] == ["0 to 0.4", "1"]
+
+
 def test_an_evaluation_has_a_line_per_band_and_a_point_per_bin(world, tmp_path):
     report = score_report(ranking(world, 0), world.test, world.train.relevance, num_resamples=0)
     report = replace(

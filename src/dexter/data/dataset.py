@@ -211,6 +211,13 @@ def hash_fraction(text: str) -> float:
     )
 
 
+def csr_of_rows(rows: Sequence[Sequence[int]], num_columns: int) -> csr_matrix:
+    """Return a matrix of ones at the given columns of each row."""
+    ends = np.cumsum([0, *map(len, rows)])
+    columns = np.fromiter((column for row in rows for column in row), dtype=np.int64, count=int(ends[-1]))
+    return csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=(len(rows), num_columns))
+
+
 def freeze(matrix: csr_matrix) -> csr_matrix:
     """Make the arrays of a matrix read-only, so that a `Split` takes it without a copy; returns the matrix."""
     for array in (matrix.data, matrix.indices, matrix.indptr):

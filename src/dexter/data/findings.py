@@ -109,32 +109,19 @@ class Finding:
 
 def find(dataset: Dataset, *, folder: str | Path | None = None) -> list[Finding]:
     """Return every kind of finding that occurs; examples name file and line if the data set was read from `folder`."""
-    lines, splits = LineNumbers(dataset, folder), dataset.splits
-    num_queries = sum(len(split) for split in splits.values())
+    lines = LineNumbers(dataset, folder)
+    num_queries = sum(len(split) for split in dataset.splits.values())
     num_test, num_test_pairs = (len(dataset.test), dataset.test.relevance.nnz) if dataset.test is not None else (0, 0)
-    same_item = {name: _labels_of_queries(dataset, split) for name, split in splits.items()}
-    used = sum(np.bincount(split.relevance.indices, minlength=dataset.num_labels) for split in splits.values())
+    same_item = {name: _labels_of_queries(dataset, split) for name, split in dataset.splits.items()}
     occurrences: dict[str, tuple[_Occurrences, int]] = {
-        "empty-text": ([((name, row),) for name, split in splits.items() for row in _blank(split.texts)], num_queries),
-        "duplicate-text": (
-            [((name, row), (name, first)) for name, split in splits.items() for row, first in _repeats(split.texts)],
-            num_queries,
-        ),
+        "empty-text": (_empty_texts(dataset), num_queries),
+        "duplicate-text": (_duplicate_texts(dataset), num_queries),
         "train-test-overlap": (_overlap(dataset), num_test),
-        "row-without-labels": (
-            [((name, row),) for name, split in splits.items() for row in _zeros(np.diff(split.relevance.indptr))],
-            num_queries,
-        ),
-        "label-without-text": ([(("labels", row),) for row in _blank(dataset.label_texts)], dataset.num_labels),
-        "label-text-is-uri": (
-            [(("labels", row),) for row, text in enumerate(dataset.label_texts) if " " not in text and is_uri(text)],
-            dataset.num_labels,
-        ),
-        "duplicate-label-text": (
-            [(("labels", row), ("labels", first)) for row, first in _repeats(dataset.label_texts)],
-            dataset.num_labels,
-        ),
-        "unused-label": ([(("labels", row),) for row in _zeros(np.asarray(used))], dataset.num_labels),
+        "row-without-labels": (_rows_without_labels(dataset), num_queries),
+        "label-without-text": (_labels_without_text(dataset), dataset.num_labels),
+        "label-text-is-uri": (_labels_with_uris(dataset), dataset.num_labels),
+        "duplicate-label-text": (_duplicate_label_texts(dataset), dataset.num_labels),
+        "unused-label": (_unused_labels(dataset), dataset.num_labels),
         "self-pair": (_self_pairs(dataset, same_item), num_queries),
         "reciprocal-pair": (_locate_reciprocal(dataset, same_item), num_test_pairs),
     }
@@ -228,6 +215,16 @@ def _labels_of_queries(dataset: Dataset, split: Split) -> np.ndarray:
     return np.fromiter(found, dtype=np.int64, count=len(split))
 
 
+def _empty_texts(dataset: Dataset) -> _Occurrences:
+    return [((name, row),) for name, split in dataset.splits.items() for row in _blank(split.texts)]
+
+
+def _duplicate_texts(dataset: Dataset) -> _Occurrences:
+    return [
+        ((name, row), (name, first)) for name, split in dataset.splits.items() for row, first in _repeats(split.texts)
+    ]
+
+
 def _overlap(dataset: Dataset) -> _Occurrences:
     if dataset.test is None:
         return []
@@ -236,6 +233,31 @@ def _overlap(dataset: Dataset) -> _Occurrences:
         first.setdefault(text, row)
     rows = ((row, text) for row, text in enumerate(dataset.test.texts) if text in first and text.strip())
     return [(("test", row), ("train", first[text])) for row, text in rows]
+
+
+def _rows_without_labels(dataset: Dataset) -> _Occurrences:
+    return [
+        ((name, int(row)),)
+        for name, split in dataset.splits.items()
+        for row in np.flatnonzero(np.diff(split.relevance.indptr) == 0)
+    ]
+
+
+def _labels_without_text(dataset: Dataset) -> _Occurrences:
+    return [(("labels", column),) for column in _blank(dataset.label_texts)]
+
+
+def _labels_with_uris(dataset: Dataset) -> _Occurrences:
+    return [(("labels", row),) for row, text in enumerate(dataset.label_texts) if " " not in text and is_uri(text)]
+
+
+def _duplicate_label_texts(dataset: Dataset) -> _Occurrences:
+    return [(("labels", column), ("labels", first)) for column, first in _repeats(dataset.label_texts)]
+
+
+def _unused_labels(dataset: Dataset) -> _Occurrences:
+    used = sum(np.bincount(split.relevance.indices, minlength=dataset.num_labels) for split in dataset.splits.values())
+    return [(("labels", int(column)),) for column in np.flatnonzero(used == 0)]
 
 
 def _self_pairs(dataset: Dataset, same_item: Mapping[str, np.ndarray]) -> _Occurrences:
@@ -312,10 +334,6 @@ def _pairs(split: Split, *, only: np.ndarray | None = None) -> tuple[np.ndarray,
     rows = np.repeat(np.arange(len(split), dtype=np.int64), np.diff(split.relevance.indptr))
     columns = split.relevance.indices.astype(np.int64)
     return (rows, columns) if only is None else (rows[only[rows]], columns[only[rows]])
-
-
-def _zeros(counts: np.ndarray) -> list[int]:
-    return [int(row) for row in np.flatnonzero(counts == 0)]
 
 
 def _blank(texts: Sequence[str]) -> list[int]:

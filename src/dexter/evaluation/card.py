@@ -205,8 +205,8 @@ def _ranking(predictor: Predictor, records: list[ResultRecord]) -> str:
     probabilities = "There are none: validation had too few correct labels to fit them."
     if calibration is not None:
         probabilities = (
-            "Learned on the validation queries, for texts like these; a label is predicted with the best F1 there from "
-            f"{calibration.threshold_for(None):.0%} on."
+            "Learned on the validation queries, for texts like these; the best F1 there is that of labels with "
+            f"{calibration.threshold_for(None):.0%} or more."
         )
     errors = [
         f"Expected calibration error of the first places on `{_plain(record.data)}`: "
@@ -214,7 +214,9 @@ def _ranking(predictor: Predictor, records: list[ResultRecord]) -> str:
         for record in records
         if {"calibrated", "softmax"} <= record.calibration_error.keys()
     ]
-    return "\n".join(["## Ranking and probabilities", f"{predictor.scoring.describe()}.", probabilities, *errors])
+    chosen = predictor.scoring.describe()
+    sentence = f"{chosen[:1].upper()}{chosen[1:]}."
+    return "\n".join(["## Ranking and probabilities", sentence, probabilities, *errors])
 
 
 def _settings(settings: Mapping[str, Any] | None) -> str:

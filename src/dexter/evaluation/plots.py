@@ -77,8 +77,12 @@ def _draw_dial(axes: Any, points: Mapping[float, Mapping[str, float]]) -> None:
         across = [metrics[f"PS{name}"] for metrics in points.values()]
         up = [metrics[name] for metrics in points.values()]
         axes.plot(across, up, marker="o", markersize=4, label=f"k = {name.partition('@')[2]}")
+        dials_at: dict[tuple[float, float], list[float]] = {}
         for x, y, dial in zip(across, up, points, strict=True):
-            axes.annotate(f"{dial:g}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
+            dials_at.setdefault((round(x, 2), round(y, 2)), []).append(dial)
+        for place, dials in dials_at.items():  # values that give the same point share a caption
+            caption = f"{dials[0]:g}" if len(dials) == 1 else f"{dials[0]:g} to {dials[-1]:g}"
+            axes.annotate(caption, place, textcoords="offset points", xytext=(4, 4), fontsize=7)
     axes.set(xlabel="PSP@k (rare labels count more)", ylabel="P@k", title="The frequency dial, 0 to 1")
     axes.grid(color="#e4e4e4", linewidth=0.8)
     axes.legend(frameon=False)
@@ -109,7 +113,7 @@ def save_intervals_plot(differences: Mapping[str, Comparison], path: str | Path,
     axes.axvline(0.0, color="#888888", linewidth=0.8)
     axes.set_yticks(range(len(metrics)), metrics)
     axes.invert_yaxis()
-    axes.set(xlabel=f"points above {_legend(against).strip()}", title="Differences with 95% intervals")
+    axes.set(xlabel=f"difference from {_legend(against).strip()}, in points", title="Differences with 95% intervals")
     axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
     axes.legend(frameon=False)
     _save(figure, path)

@@ -103,9 +103,7 @@ def join_examples(examples: Sequence[Example], labels: Labels, data: Dataset | N
 
     An example replaces training queries with the same text. Labels of `data` come first.
     """
-    from scipy.sparse import csr_matrix
-
-    from dexter.data import Dataset, Split
+    from dexter.data.dataset import Dataset, Split, csr_of_rows
 
     if not examples:
         raise UsageError("the run has no examples: add some with `dexter examples add`, or on the page")
@@ -116,9 +114,8 @@ def join_examples(examples: Sequence[Example], labels: Labels, data: Dataset | N
         texts = {label: texts[label] for label in (*data.label_ids, *(each for each in used if each in texts))}
     columns = {label: column for column, label in enumerate(texts)}
     rows = [[columns[label] for label in example.labels if label in columns] for example in examples]
-    flat, ends = [column for row in rows for column in row], np.cumsum([0, *map(len, rows)])
-    relevance = csr_matrix((np.ones(len(flat), np.float32), flat, ends), shape=(len(rows), len(columns)))
-    train = Split([each.text or "" for each in examples], [each.id for each in examples], relevance)
+    texts_of_examples, ids_of_examples = [each.text or "" for each in examples], [each.id for each in examples]
+    train = Split(texts_of_examples, ids_of_examples, csr_of_rows(rows, len(columns)))
     ids, shown = list(texts), list(texts.values())
     if data is None:
         return Dataset(name="examples", label_texts=shown, label_ids=ids, train=train)
@@ -144,9 +141,7 @@ def _join(first: Split, second: Split) -> Split:
 
     filtered = first.filtered
     if filtered is not None:
-        starts = np.zeros(len(second) + 1, np.int32)
-        none = csr_matrix((np.empty(0, np.float32), np.empty(0, np.int32), starts), shape=second.relevance.shape)
-        filtered = vstack([filtered, none]).tocsr()
+        filtered = vstack([filtered, csr_matrix(second.relevance.shape, dtype=np.float32)]).tocsr()
     relevance = vstack([first.relevance, second.relevance]).tocsr()
     return replace(
         first,

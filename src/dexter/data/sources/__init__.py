@@ -10,10 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from scipy.sparse import csr_matrix
-
-from dexter.data.dataset import Dataset, Split, freeze
+from dexter.data.dataset import Dataset, Split, csr_of_rows
 from dexter.errors import DataError, UsageError
 
 NAMES = ("pydocs", "debian")
@@ -85,12 +82,6 @@ def _split(items: Sequence[Item], columns: Mapping[str, int]) -> Split:
     return Split(
         texts=[item.text for item in items],
         uids=[item.uid for item in items],
-        relevance=_binary_csr(targets, len(columns)),
-        filtered=_binary_csr(own, len(columns)),
+        relevance=csr_of_rows(targets, len(columns)),
+        filtered=csr_of_rows(own, len(columns)),
     )
-
-
-def _binary_csr(rows: Sequence[Sequence[int]], num_columns: int) -> csr_matrix:
-    indptr = np.cumsum([0, *map(len, rows)])
-    indices = np.fromiter((column for row in rows for column in row), dtype=np.int64, count=int(indptr[-1]))
-    return freeze(csr_matrix((np.ones(len(indices), np.float32), indices, indptr), shape=(len(rows), num_columns)))
