@@ -97,8 +97,7 @@ def predict(
         raise UsageError(f"--input {str(input_path)!r} stands for many files: name a folder for theirs with --output")
     if not (many or launch.is_first):
         return
-    if not many:
-        form = form or form_of(output_path)
+    written = form or ("jsonl" if many else form_of(output_path))
     queries: Iterator[Query] = iter(())
     if text is not None:
         queries = iter([Query("1", text)])
@@ -125,7 +124,7 @@ def predict(
             output_path,
             k=k,
             threshold=threshold,
-            form=form or "jsonl",
+            form=written,
             labels=filters,
             text_column=text_column,
             language=language,
@@ -137,7 +136,7 @@ def predict(
         queries,
         k=k,
         threshold=threshold,
-        form=form or "text",
+        form=written,
         explain=explain,
         labels=filters,
         language=language,
