@@ -54,7 +54,7 @@ from dexter.serving.server import serve
 from dexter.serving.settings import ServeSettings
 
 common(debug=False, quiet=False, version=False)
-serve({"run": Path(sys.argv[1])}, ServeSettings(port=0, keep_edits=False, **json.loads(sys.argv[2])))
+serve({"run": Path(sys.argv[1])}, ServeSettings(**{"port": 0, "keep_edits": False, **json.loads(sys.argv[2])}))
 """
 
 

@@ -7,7 +7,6 @@ import shutil
 import signal
 import ssl
 import subprocess
-import time
 
 import httpx
 import pytest
@@ -15,7 +14,8 @@ import pytest
 from dexter import Predictor
 from dexter.errors import ResourceError, UsageError
 from dexter.serving.keys import KeyRing, find_keys, make_key, read_keys
-from tests.serving.sockets import start_process, wait_ready
+from tests.conftest import eventually
+from tests.serving.sockets import call, start_process, wait_ready
 
 READ, EDIT = "a-key-that-may-only-read", "a-key-that-may-also-edit"
 NEW = {"labels": [{"id": "new", "text": "river lantern"}]}

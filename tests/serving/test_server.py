@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 
 import httpx
@@ -20,7 +19,8 @@ from dexter import Predictor
 from dexter.cli import main as cli
 from dexter.errors import ResourceError
 from dexter.serving import logs
-from tests.serving.sockets import POST, connect, read_all, request_bytes, start_process, start_service, wait_ready
+from tests.conftest import eventually
+from tests.serving.sockets import POST, call, connect, read_all, request_bytes, start_process, start_service, wait_ready
 
 
 def test_half_of_the_clients_leave_and_the_others_are_answered(listening, trained):

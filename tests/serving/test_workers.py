@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from dexter.errors import UsageError
+from dexter.serving import workers
 from dexter.serving.settings import ServeSettings
 from tests.conftest import eventually
-from tests.serving.sockets import PATIENCE, call, start_process, wait_ready
+from tests.serving.sockets import PATIENCE, call, start_process, start_service, wait_ready
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
 
@@ -35,11 +36,11 @@ def ask_all(port, ask, *, num_workers=2, headers=None):
     answers = {}
 
     def have_all_answered():
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=PATIENCE) as client:
-            # A worker may just have been killed, or not know the key yet.
-            with suppress(httpx.TransportError):
-                if worker := re.search(r'worker="(\d+)"', client.get("/metrics").text):
-                    answers[int(worker[1])] = ask(client)
+        options = {"base_url": f"http://127.0.0.1:{port}", "headers": headers, "timeout": PATIENCE}
+        # A worker may just have been killed, or not know the key yet.
+        with httpx.Client(**options) as client, suppress(httpx.TransportError):
+            if worker := re.search(r'worker="(\d+)"', client.get("/metrics").text):
+                answers[int(worker[1])] = ask(client)
         return len(answers) == num_workers
 
     eventually(have_all_answered)
@@ -47,9 +48,13 @@ def ask_all(port, ask, *, num_workers=2, headers=None):
 
 
 @pytest.fixture
-def service(trained, tmp_path):
-    shutil.copytree(trained, tmp_path / "run")
-    process, port = start_process(tmp_path / "run", "--workers", "2")
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+@pytest.fixture
+def service(run):
+    process, port = start_process(run, "--workers", "2")
     wait_ready(port)
     yield process, port
     process.kill()
@@ -84,6 +89,68 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(service):
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     assert f"(process {killed}) ended with -9" in process.stderr.read()
+
+
+SOON = "import dexter.serving.workers\ndexter.serving.workers._HUNG_SECONDS = 3.0\n"
+DEADLOCK = """
+import signal, threading
+def deadlock(*_):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+signal.signal(signal.SIGUSR1, deadlock)  # in the thread of the event loop
+"""
+
+
+@pytest.mark.parametrize("hang", [signal.SIGSTOP, signal.SIGUSR1], ids=["stopped", "deadlock"])
+def test_a_worker_that_hangs_is_killed_and_replaced(run, hang):
+    process, port = start_service(run, before=SOON + DEADLOCK, workers=2, keep_edits=True)
+    try:
+        ask_all(port, lambda client: client.get("/healthz").status_code)
+        before = children(process)
+        hung = min(before)
+        os.kill(hung, hang)
+        eventually(lambda: len(children(process) - {hung}) == 2)
+        assert set(ask_all(port, lambda client: client.get("/readyz").status_code).values()) == {200}
+        assert len(children(process) & before) == 1, "the other one went on"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert f"(process {hung}) gave no sign of life" in process.stderr.read()
+    finally:
+        process.kill()
+
+
+def test_sigterm_ends_all_also_if_one_hangs(run):
+    process, port = start_service(run, before=DEADLOCK, workers=2, keep_edits=True, drain_seconds=1.0)
+    try:
+        ask_all(port, lambda client: client.get("/healthz").status_code)
+        workers = children(process)
+        os.kill(min(workers), signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 5
+        assert not any(map(is_running, workers))
+        assert f"(process {min(workers)}) hangs: ending without it" in process.stderr.read()
+    finally:
+        process.kill()
+
+
+def test_a_worker_that_cannot_start_again_is_tried_less_and_less_often(monkeypatch):
+    """Processes that end at once, except for the first of each worker: the waits between starts double."""
+    now = 0.0
+    monkeypatch.setattr(workers.time, "monotonic", lambda: now)
+    parent = workers._Parent(1, lambda number, beat: None, end_seconds=1.0)
+    [worker] = parent._workers
+    parent._was_ready = True
+    waits = []
+    for _ in range(9):
+        worker.process, worker.started = 1, now
+        parent._note_end(worker, 1)
+        waits.append(worker.start_at - now)
+        now = worker.start_at
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    worker.process, worker.started, now = 1, now, now + 61
+    parent._note_end(worker, 1)
+    assert worker.start_at == now and worker.wait == 1
 
 
 def test_workers_end_with_a_parent_that_is_killed(service):
