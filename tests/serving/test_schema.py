@@ -118,11 +118,13 @@ def make_request(operation, schemas, generator):
 
 
 def as_case(operation, request):
-    """The arguments of a case; all but the body is text, and a path has all of its parts."""
+    """The arguments of a case; all but the body is text, a path has all of its parts, headers what clients can send."""
     case = {"path_parameters": dict.fromkeys(re.findall(r"{(\w+)}", operation.path), "x")}
     for place, name in (("path", "path_parameters"), ("query", "query"), ("header", "headers")):
         content = request.get(place) if isinstance(request.get(place), dict) else {}
         texts = {str(key): value if isinstance(value, str) else json.dumps(value) for key, value in content.items()}
+        if place == "header":
+            texts = {key: value for key, value in texts.items() if re.fullmatch(r"[!-~]+", value)}
         case[name] = case.get(name, {}) | {key: value for key, value in texts.items() if value or place == "query"}
     return case | ({"body": request["body"]} if "body" in request else {})
 

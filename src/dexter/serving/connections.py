@@ -41,7 +41,7 @@ _PREDICTION = re.compile(
     re.IGNORECASE,
 )
 """The head of a prediction of which a parser would say no more than the length of its body."""
-_MAX_PATIENCE, _MANY_REFUSALS = 4, 256
+_MAX_PATIENCE, _MANY_REFUSALS = 3, 256
 """How many times as long requests wait for their 429 where this many wait."""
 _WRITE_BUFFER = 4 * 2**10
 """Bytes of an answer that may wait in this process before the client counts as slow."""
