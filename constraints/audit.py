@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+OPTIONS = ["--disable-pip", "--require-hashes", "--format=json", "--progress-spinner=off", "--timeout=10"]
+UNREACHABLE = re.compile(r"connection|timed out|timeout|max retries|name resolution", re.IGNORECASE)
 
 
 def main() -> int:
-    """Return 1 if an advisory names a locked version."""
+    """Return 1 if an advisory names a locked version, or if a lock file cannot be read."""
     tool = shutil.which("pip-audit", path=str(Path(sys.executable).parent)) or shutil.which("pip-audit")
     if tool is None:
         print("audit: skipped, pip-audit is not installed")
         return 0
     found = []
     for lock in sorted(FOLDER.glob("*.lock")):
-        options = [
-            "--disable-pip",
-            "--require-hashes",
-            "--format",
-            "json",
-            "--progress-spinner",
-            "off",
-            "--timeout",
-            "10",
-        ]
-        done = subprocess.run([tool, *options, "-r", lock], capture_output=True, text=True, check=False)
+        done = subprocess.run([tool, *OPTIONS, "-r", lock], capture_output=True, text=True, check=False)
         try:
             packages = json.loads(done.stdout)["dependencies"]
         except (ValueError, KeyError):
             packages = []
+            if not UNREACHABLE.search(done.stderr):
+                print(f"audit: {lock.name}: pip-audit failed: {done.stderr.strip()[-300:]}")
+                return 1
         if not any("vulns" in package for package in packages):
-            print(f"audit: {lock.name} skipped, no database of advisories is reachable")
-            continue
+            print("audit: skipped, no database of advisories is reachable")
+            return 0
         found += [
             f"{each['name']} {each['version']}: {one['id']}" for each in packages for one in each.get("vulns", ())
         ]

@@ -3,6 +3,7 @@
 import logging
 import os
 import subprocess
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,6 +27,14 @@ SCALE = float(os.environ.get("DEXTER_TEST_SCALE", "0.1"))
 def scaled(count):
     """How often to repeat what would be repeated `count` times at full scale."""
     return max(1, round(SCALE * count))
+
+
+def eventually(condition, seconds=100.0):
+    """Wait for a condition, as long as the slowest machine might take."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "never"
+        time.sleep(0.02)
 
 
 @contextmanager

@@ -362,22 +362,24 @@ def _rename(first: Path, second: Path, flags: int) -> bool:
 
 @contextmanager
 def disk_errors(target: Path) -> Iterator[None]:
-    """Turn a full disk or a missing permission into a `ResourceError` of one line."""
+    """Turn a full or failing disk or a missing permission into a `ResourceError` of one line."""
     try:
         yield
     except Exception as error:
-        if _is_full(error):
+        if _is_caused_by(error, errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(target.parent if target.parent.exists() else Path("/")).free
             raise ResourceError(
                 f"{target}: the disk is full ({free:,} bytes free): free some space and repeat"
             ) from error
+        if _is_caused_by(error, errno.EIO):
+            raise ResourceError(f"{target}: the disk reports an error: choose another disk and repeat") from error
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise ResourceError(f"{target}: no permission to write here: choose another output folder") from error
         raise
 
 
-def _is_full(error: Exception) -> bool:
-    """Whether the disk was full; libraries written in Rust report the system's error as text only."""
+def _is_caused_by(error: Exception, *numbers: int) -> bool:
+    """Whether one of the system's errors was the cause; libraries written in Rust report it as text only."""
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return f"(os error {errno.ENOSPC})" in str(error)
+        return error.errno in numbers
+    return any(f"(os error {number})" in str(error) for number in numbers)

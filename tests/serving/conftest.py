@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,9 +10,16 @@ from dexter import Predictor
 from dexter.serving.app import create_app
 from dexter.serving.server import make_server
 from dexter.serving.settings import ServeSettings
+from tests.conftest import eventually
 
 BASE = "http://localhost"
 """Base address of the requests."""
+
+
+@pytest.fixture(autouse=True)
+def patient_readiness(monkeypatch):
+    """A search of a service in this process may take longer than two seconds where the machine is busy."""
+    monkeypatch.setattr("dexter.serving.runs._SEARCH_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -49,11 +55,10 @@ def listening(trained):
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         started.append((server, thread))
-        while not server.started:
-            time.sleep(0.01)
+        eventually(lambda: server.started)
         return listener.getsockname()[1], app
 
     yield start
     for server, thread in started:
         server.should_exit = server.force_exit = True
-        thread.join(20)
+        thread.join(60)

@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import time
 
 import pytest
 
 from dexter.serving.keys import make_key
+from tests.conftest import eventually
 
 TEXT = "the old ferry timetable of the harbor office"
 
@@ -72,10 +72,7 @@ def test_another_worker_takes_examples_up(connect, trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     one, other = (connect({"run": run}, keep_edits=True, follow_seconds=0.05) for _ in range(2))
     assert add(one, (TEXT, ["L9"])).status_code == 200
-    until = time.monotonic() + 10
-    while first(other) != "L9" and time.monotonic() < until:
-        time.sleep(0.05)
-    assert first(other) == "L9"
+    eventually(lambda: first(other) == "L9")
     history = other.get("/v1/labels/history").json()["edits"]
     assert history[0]["examples_added"] == 1
     assert other.post("/v1/labels/undo", json={}).status_code == 200 and first(other) != "L9"

@@ -1,7 +1,7 @@
 """A run folder that changes while it is served: a first model, a new model, labels changed by other processes."""
 
 import shutil
-import time
+import threading
 from contextlib import suppress
 
 import pytest
@@ -10,14 +10,7 @@ import dexter
 from dexter import Predictor
 from dexter.errors import ModelError
 from dexter.serving.app import create_app
-from tests.conftest import SMALL, small_disk
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+from tests.conftest import SMALL, eventually, small_disk
 
 
 @pytest.fixture
@@ -137,13 +130,15 @@ def test_a_service_whose_searches_fail_or_hang_is_not_ready(connect, run, monkey
     client = connect({"run": run})
     served = client.app.state.runs.default
     assert client.get("/readyz").status_code == 200
-    for broken in (lambda *_, **__: 1 / 0, lambda *_, **__: time.sleep(1)):
+    released = threading.Event()
+    for broken in (lambda *_, **__: 1 / 0, lambda *_, **__: released.wait(60)):
         served._answered_at = float("-inf")
         with monkeypatch.context() as patch:
             patch.setattr("dexter.serving.runs._SEARCH_SECONDS", 0.2)
             patch.setattr(Predictor, "predict", broken)
             answer = client.get("/readyz")
         assert answer.status_code == 503 and answer.json()["code"] == "search" and answer.headers["Retry-After"]
+    released.set()
     served._answered_at = float("-inf")
     assert client.get("/readyz").status_code == 200
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 
 import httpx
@@ -20,7 +19,8 @@ from dexter import Predictor
 from dexter.cli import main as cli
 from dexter.errors import ResourceError
 from dexter.serving import logs
-from tests.serving.sockets import POST, connect, read_all, request_bytes, start_process, start_service, wait_ready
+from tests.conftest import eventually
+from tests.serving.sockets import POST, call, connect, read_all, request_bytes, start_process, start_service, wait_ready
 
 
 def test_half_of_the_clients_leave_and_the_others_are_answered(listening, trained):
@@ -46,10 +46,7 @@ def test_half_of_the_clients_leave_and_the_others_are_answered(listening, traine
     for thread in threads:
         thread.join()
     assert right == [True] * 80
-    deadline = time.monotonic() + 20
-    while app.state.traffic.in_flight or next(iter(app.state.runs)).num_queued:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: not (app.state.traffic.in_flight or next(iter(app.state.runs)).num_queued))
 
 
 def test_a_request_that_never_ends_is_given_up(listening):
@@ -58,11 +55,8 @@ def test_a_request_that_never_ends_is_given_up(listening):
         dawdler.sendall(request_bytes("river", length=500))
         answer = read_all(dawdler)
     assert b"408" in answer.split(b"\r\n")[0] and b"problem+json" in answer
-    for _ in range(100):  # the answer is on its way before the request is counted as done
-        if app.state.traffic.in_flight == 0:
-            break
-        time.sleep(0.05)
-    assert app.state.traffic.in_flight == 0
+    # The answer is on its way before the request is counted as done.
+    eventually(lambda: app.state.traffic.in_flight == 0)
 
 
 def test_a_body_that_is_too_large_is_not_waited_for(listening):
@@ -87,7 +81,7 @@ def test_what_is_no_request_disturbs_nobody(listening, sent):
         sender.shutdown(socket.SHUT_WR)
         with suppress(ConnectionError):
             assert not re.match(rb"HTTP/1.1 [25]", sender.recv(65_536))
-    assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+    assert call(port, "/healthz").status_code == 200
 
 
 def test_sigterm_finishes_what_is_under_way_and_refuses_what_is_new(trained, tmp_path):
@@ -96,21 +90,20 @@ def test_sigterm_finishes_what_is_under_way_and_refuses_what_is_new(trained, tmp
     process, port = start_process(tmp_path / "run", "--log-requests", DEXTER_API_KEY=key)
     try:
         wait_ready(port)
-        assert httpx.post(f"http://127.0.0.1:{port}/v1/predict", json={"inputs": "a"}).status_code == 401
+        assert call(port, "/v1/predict", "POST", json={"inputs": "a"}).status_code == 401
         sent = request_bytes("river stone").replace(b"Host:", f"X-API-Key: {key}\r\nHost:".encode())
         with connect(port) as under_way:
             under_way.sendall(sent[:-5])
-            time.sleep(0.3)
+            eventually(lambda: "in_flight 2.0" in call(port, "/metrics", headers={"x-api-key": key}).text)
             process.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            new = httpx.get(f"http://127.0.0.1:{port}/info", headers={"x-api-key": key})
+            new = call(port, "/info", headers={"x-api-key": key})
             assert new.status_code == 503 and new.json()["code"] == "draining"
-            assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 503
-            assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+            assert call(port, "/readyz").status_code == 503
+            assert call(port, "/healthz").status_code == 200
             assert process.poll() is None
             under_way.sendall(sent[-5:])
             assert read_all(under_way).startswith(b"HTTP/1.1 200")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         said = process.stderr.read()
         assert "POST /v1/predict 200" in said and key not in said and "river" not in said
     finally:
@@ -146,6 +139,7 @@ from dexter.serving.server import serve
 from dexter.serving.settings import ServeSettings
 
 def hang(*arguments, **options):
+    print("hanging", file=sys.stderr, flush=True)
     time.sleep(1_000)
 
 if sys.argv[2] == "thread":
@@ -163,12 +157,12 @@ def test_sigterm_ends_the_process_whatever_hangs(trained, where):
     process = subprocess.Popen([sys.executable, "-c", HANGING, str(trained), where], stderr=subprocess.PIPE, text=True)
     try:
         port = int(re.search(r"http://127\.0\.0\.1:(\d+)", process.stderr.readline())[1])
-        assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=60).status_code == 200
+        assert call(port, "/healthz").status_code == 200
         with connect(port) as asking:
             asking.sendall(request_bytes("river"))
-            time.sleep(0.5)
+            assert process.stderr.readline() == "hanging\n"
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 5
+            assert process.wait(60) == 5
         assert "something still hangs" in process.stderr.read()
     finally:
         process.kill()
@@ -178,11 +172,11 @@ def test_a_log_that_nobody_reads_stops_neither_the_service_nor_its_end(trained):
     process, port = start_service(trained, log_requests=True)
     try:
         wait_ready(port)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             for _ in range(1_500):  # more than a pipe holds
                 assert client.get("/v1/labels", params={"limit": 1}).status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(40) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
 
@@ -205,10 +199,10 @@ def test_lines_that_were_lost_are_told():
 def test_head_is_get_without_the_body(listening):
     port, _ = listening()
     for path in ("/healthz", "/info", "/v1/labels", "/labels", "/static/page.css"):
-        got, head = (httpx.request(method, f"http://127.0.0.1:{port}{path}") for method in ("GET", "HEAD"))
+        got, head = (call(port, path, method) for method in ("GET", "HEAD"))
         assert (head.status_code, head.content) == (got.status_code, b"") == (200, b"")
         assert head.headers["content-length"] == got.headers["content-length"]
-    assert httpx.head(f"http://127.0.0.1:{port}/v1/predict").status_code == 405
+    assert call(port, "/v1/predict", "HEAD").status_code == 405
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ResourceError("disk"), MemoryError()])

@@ -3,6 +3,7 @@
 import time
 
 from dexter.training.distributed import Heartbeat
+from tests.conftest import eventually
 
 
 class DictStore(dict):
@@ -23,17 +24,17 @@ def test_a_silent_rank_is_named():
     _, (first, _second), said = pair()
     first.start()
     first.enter("sum")
-    time.sleep(1.0)
+    eventually(lambda: said)
     assert len(said) == 1
     assert "rank 1 gave no sign of life" in said[0]
     assert "waited in sum" in said[0]
 
 
 def test_a_late_rank_is_waited_for_and_named(caplog):
-    _, beats, said = pair()
+    _, beats, said = pair(seconds=4.0)
     [beat.start() for beat in beats]
     beats[0].enter("gradients")
-    time.sleep(1.0)
+    eventually(lambda: "rank 0 has waited" in caplog.text)
     assert not said
     assert "rank 0 has waited" in caplog.text
     assert "rank 1 (working)" in caplog.text
@@ -48,7 +49,7 @@ def test_nobody_is_blamed_while_nobody_waits():
     time.sleep(0.6)
     assert not said
     first.enter("sum")
-    time.sleep(0.6)
+    eventually(lambda: said)
     assert len(said) == 1, "the second rank is blamed as soon as the first waits for it"
     first.leave()
 
@@ -57,5 +58,5 @@ def test_a_store_that_is_gone_ends_the_wait():
     store, (first, _), said = pair(seconds=0.2)
     first.start()
     store.clear()
-    time.sleep(0.8)
+    eventually(lambda: said)
     assert "cannot reach" in said[0]

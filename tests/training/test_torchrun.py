@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -51,13 +50,11 @@ def test_a_killed_rank_is_restarted_and_nothing_is_lost(tmp_path):
 
 
 def test_a_hung_rank_is_named_and_the_run_goes_on(tmp_path):
-    started = time.monotonic()
     result = stricken(tmp_path / "whole", "NONE", 0)
     result = stricken(tmp_path / "hung", "STOP", 13, restarts=1, DEXTER_HUNG_SECONDS="4")
     assert "rank 1 gave no sign of life" in result.stderr, result.stderr
     assert result.returncode == 0, result.stderr
     assert_same_state(tmp_path / "whole", tmp_path / "hung")
-    assert time.monotonic() - started < 500
 
 
 def test_a_restart_never_goes_on_with_another_run(tmp_path):

@@ -41,29 +41,40 @@ _PREDICTION = re.compile(
     re.IGNORECASE,
 )
 """The head of a prediction of which a parser would say no more than the length of its body."""
+_MAX_PATIENCE, _MANY_REFUSALS = 3, 256
+"""How many times as long requests wait for their 429 where this many wait."""
 _WRITE_BUFFER = 4 * 2**10
 """Bytes of an answer that may wait in this process before the client counts as slow."""
 
 
 class Refusals:
-    """Requests that wait for their 429; one timer serves all of them."""
+    """Requests that wait for their 429; one timer serves all of them.
+
+    The more of them wait, the longer each does, up to `_MAX_PATIENCE` times the usual wait: clients that ask again as
+    soon as they are refused could otherwise take all of the processor's time.
+    """
 
     def __init__(self, wait_seconds: float) -> None:
         self._wait_seconds = wait_seconds
-        self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
+        # Two queues, since nothing in them is an object that the garbage collector would look at again and again.
+        self._waiting: deque[Connection] = deque()
+        self._until: deque[float] = deque()
 
-    def add(self, loop: asyncio.AbstractEventLoop, answer: Callable[[], None]) -> None:
-        """Call `answer` after the wait, in the order in which requests were added."""
-        self._waiting.append((loop.time() + self._wait_seconds, answer))
+    def add(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+        """Answer a request of a connection after the wait, in the order in which requests were added."""
+        patience = 1 + (_MAX_PATIENCE - 1) * min(1.0, len(self._waiting) / _MANY_REFUSALS)
+        self._waiting.append(connection)
+        self._until.append(loop.time() + patience * self._wait_seconds)
         if len(self._waiting) == 1:
             loop.call_later(self._wait_seconds, self._answer, loop)
 
     def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
         until = loop.time() + self._wait_seconds / 4  # a few milliseconds early, rather than a timer for each
-        while self._waiting and self._waiting[0][0] <= until:
-            self._waiting.popleft()[1]()
-        if self._waiting:
-            loop.call_at(self._waiting[0][0], self._answer, loop)
+        while self._until and self._until[0] <= until:
+            self._until.popleft()
+            self._waiting.popleft().shed()
+        if self._until:
+            loop.call_at(self._until[0], self._answer, loop)
 
 
 class Connection(HttpToolsProtocol):
@@ -96,6 +107,8 @@ class Connection(HttpToolsProtocol):
         """Whether the request that is arriving is answered with 429."""
         self._num_shed = 0
         """Requests that wait for their 429."""
+        self._is_last_shed = False
+        """Whether the connection closes after them."""
         self._shed_at = 0.0
         """When the last request was refused unparsed: the time for a head counts from then."""
 
@@ -178,7 +191,8 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._in_body, self._num_bytes = False, 0
         if self._is_shed:
-            self._refusals.add(self.loop, self._shed if self.parser.should_keep_alive() else self._shed_and_close)
+            self._is_last_shed = not self.parser.should_keep_alive()
+            self._refusals.add(self.loop, self)
         else:
             super().on_message_complete()
 
@@ -248,18 +262,16 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._shed_at = self.loop.time()
         self._num_shed += 1
-        self._refusals.add(self.loop, self._shed)
+        self._refusals.add(self.loop, self)
 
-    def _shed(self) -> None:
+    def shed(self) -> None:
         """Answer a request that is too many."""
         self._num_shed -= 1
         self._traffic.refused["busy"] += 1
         if not self.transport.is_closing():
             self.transport.write(_BUSY)
-
-    def _shed_and_close(self) -> None:
-        self._shed()
-        self.transport.close()
+            if self._is_last_shed and not self._num_shed:
+                self.transport.close()
 
     def _refuse(self, problem: Problem) -> None:
         """Answer a connection that has sent no complete request, and close it."""

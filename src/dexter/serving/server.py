@@ -5,6 +5,7 @@ With several workers each of their processes does so, on a socket of its own on 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -54,20 +55,22 @@ def serve(runs: Mapping[str, Path], settings: ServeSettings) -> None:
     # The port was free: other services are refused it from now on, but for those of this user that share their port.
     with _bind(settings, port=port, shared=True):
 
-        def work(number: int, tell_ready: Callable[[], object]) -> None:
+        def work(number: int, beat: Callable[[], None]) -> None:
             server = _load(runs, settings, worker=number)
             with _bind(settings, port=port, shared=True) as own:
-                server.on_ready = tell_ready
+                server.beat = beat
                 server.run(sockets=[own])
 
         log.info("%s, %d workers", told, settings.workers)
-        run_workers(settings.workers, work)
+        run_workers(settings.workers, work, end_seconds=settings.drain_seconds + _SECONDS_TO_END + 1.0)
 
 
 def _load(runs: Mapping[str, Path], settings: ServeSettings, *, worker: int | None = None) -> _DrainingServer:
     app = create_app(runs, settings, worker=worker)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: app.state.keys.reload())
+    gc.collect()
+    gc.freeze()  # what is there now stays: looking for garbage in it would take a tenth of the time under load
     return make_server(app)
 
 
@@ -140,13 +143,8 @@ class _DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._traffic, self._drain_seconds = traffic, drain_seconds
         self._signalled_at = 0.0
-        self.on_ready: Callable[[], object] = lambda: None
-        """Called when connections are accepted."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections."""
-        await super().startup(sockets)
-        self.on_ready()
+        self.beat: Callable[[], None] = lambda: None
+        """Called ten times a second, once connections are accepted."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to drain at the first signal, stop at once at the second."""
@@ -159,7 +157,8 @@ class _DrainingServer(uvicorn.Server):
         _end_later(self._drain_seconds + _SECONDS_TO_END)
 
     async def on_tick(self, counter: int) -> bool:
-        """Decide ten times a second whether to close."""
+        """Give a sign of life, and decide whether to close, ten times a second."""
+        self.beat()
         if self._traffic.draining and not self.should_exit:
             seconds = time.monotonic() - self._signalled_at
             self.should_exit = seconds >= (_MIN_DRAIN_SECONDS if self._traffic.in_flight == 0 else self._drain_seconds)
