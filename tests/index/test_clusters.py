@@ -1,4 +1,4 @@
-"""Search among clusters: everything read equals exact search; what is read otherwise, the recall stated, what is stored."""
+"""Search among clusters: reading all equals exact search; what is read otherwise; the recall stated; what is stored."""
 
 import numpy as np
 import pytest

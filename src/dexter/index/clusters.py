@@ -9,8 +9,8 @@ alone and among others.
 Vectors may be stored in half precision. Those of a cluster are widened when it is first read, so that the first query
 of a process waits for few of them.
 
-Shapes: M vectors, C clusters, D dimensions, B queries, W vectors that are read, K places, S sampled vectors, P pairs of a
-query and a cluster that is read for it.
+Shapes: M vectors, C clusters, D dimensions, B queries, W vectors that are read, K places, S sampled vectors, P pairs
+of a query and a cluster that is read for it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Clusters:
         return _Read(scores[None], np.concatenate([self.rows_M[part] for part in parts])[None].astype(np.int64))
 
     def _read_for_many(self, queries_BD: NDArray[np.float32], num_wanted: int) -> _Read:
-        """Do the same for several queries, a cluster at a time; places that a query does not need are minus infinity."""
+        """Do the same for several queries, a cluster at a time; unused places score minus infinity."""
         near_BC, before_BC = self._near(queries_BD)
         queries_P, places_P = np.nonzero(before_BC < num_wanted)
         clusters_P, before_P = near_BC[queries_P, places_P], before_BC[queries_P, places_P]

@@ -24,8 +24,8 @@ Vectors = NDArray[np.float32]
 _SAMPLED = 4_096
 """Vectors from which the rotation is computed."""
 _SHARES, _SHARES_BY_QUERIES = (5, 2), (10, 4)
-"""The prefixes are a fifth and half of the dimensions, or half as many where the rotation suits the queries too. Shorter
-ones are as fast for most queries, slower for the hardest."""
+"""The prefixes are a fifth and half of the dimensions, or half as many where the rotation suits the queries too.
+Shorter ones are as fast for most queries, slower for the hardest."""
 _SEEDS = 4
 """Labels per place that are scored first, for a floor under the k-th best score."""
 _GROUP = 32
@@ -51,7 +51,7 @@ class PrefixScan:
     @classmethod
     def of(cls, vectors_LD: Vectors, queries_ND: Vectors | None = None) -> PrefixScan:
         """Rotate vectors, if given for queries like these; takes about as long as searching a hundred queries."""
-        num_labels, dimension = vectors_LD.shape
+        dimension = vectors_LD.shape[1]
         shares = _SHARES if queries_ND is None else _SHARES_BY_QUERIES
         short, long = (max(least, dimension // share) for least, share in zip((1, 2), shares, strict=True))
         moments_DD = _second_moments(vectors_LD)

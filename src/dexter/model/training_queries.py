@@ -7,6 +7,7 @@ Shapes: N texts, M training queries, L labels, D dimensions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from dexter.types import TopK
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
+log = logging.getLogger("dexter")
 TRAINING_QUERIES_FILE = "training_queries.safetensors"
 _KEPT_CHARACTERS = 300
 """Characters kept of each text, to be shown in explanations."""
@@ -87,6 +89,13 @@ class TrainingQueries:
             vectors_MD = unit_rows(representations_MD).astype(np.float16).astype(np.float32)
             is_clustered = device == "cpu" and len(vectors_MD) >= FEWEST
             index = Clusters.of(vectors_MD) if is_clustered else ExactIndex(vectors_MD, device)
+            if isinstance(index, Clusters):
+                log.info(
+                    "training queries in %d clusters: reading %.0f%% of them finds %.0f%% of the 20 nearest",
+                    len(index.centroids_CD),
+                    100 * index.num_read / len(vectors_MD),
+                    100 * index.recall,
+                )
         return cls(
             index=index,
             label_starts=relevance.indptr.astype(np.int64),
