@@ -30,8 +30,8 @@ _MAX_JSON_BYTES = 10_000_000
 _CURRENT_FOLDER, _NO_REPLACE, _EXCHANGE = -100, 1, 2
 """AT_FDCWD, RENAME_NOREPLACE and RENAME_EXCHANGE of Linux's renameat2."""
 _MAX_MANIFEST_BYTES = 2**24
-_HASHING_THREADS, _HASHED_BYTES = 2, 2**22
-"""Threads that compare files with a manifest, and what each reads at a time."""
+_HASHING_THREADS = 2
+"""Threads that compare files with a manifest."""
 _OPEN_FILES = Path("/proc/self/fd")
 """Where Linux has names for the files that a process has open."""
 _UNLISTED_NAMES = ("labels.sqlite", "tuned.json", "label_names.json")
@@ -226,11 +226,7 @@ def _view(folder: Path, files: Mapping[str, BufferedReader]) -> Iterator[Path]:
 
 
 def _has_digest(file: BufferedReader, expected: str) -> bool:
-    digest, position = hashlib.sha256(), 0
-    while block := os.pread(file.fileno(), _HASHED_BYTES, position):
-        digest.update(block)
-        position += len(block)
-    return digest.hexdigest() == expected
+    return hashlib.file_digest(file, "sha256").hexdigest() == expected
 
 
 def _check_names(folder: Path, entries: Mapping[str, tuple[int, str]]) -> None:

@@ -94,7 +94,7 @@ def is_finite(array: NDArray[Any]) -> bool:
     if array.dtype == np.float16:  # whose arithmetic is slow: an exponent of ones marks both
         bits = array.reshape(-1).view(np.uint16)
         parts = (bits[start : start + _BLOCK] for start in range(0, len(bits), _BLOCK))
-        return not any(((part & 0x7C00) == 0x7C00).any() for part in parts)
+        return not any((part & 0x7FFF).max() >= 0x7C00 for part in parts)
     # A sum is finite only if all values are, or else may have overflowed: the quick test comes first.
     with np.errstate(over="ignore", invalid="ignore"):
         return array.dtype.kind != "f" or bool(np.isfinite(array.sum()) or np.isfinite(array).all())

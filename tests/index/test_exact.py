@@ -184,7 +184,8 @@ def test_wrong_arguments_say_what_was_expected():
 
 @pytest.mark.parametrize(("num_labels", "k"), [(1, 1), (40, 60), (3_001, 7), (3_001, 900), (5_000, 20)])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
-def test_one_query_at_a_time_finds_what_a_batch_finds(num_labels, k, spread, monkeypatch):
+@pytest.mark.parametrize("knows_queries", [False, True])
+def test_one_query_at_a_time_finds_what_a_batch_finds(num_labels, k, spread, knows_queries, monkeypatch):
     """Before and after the vectors are rotated, whatever their spectrum, with a prior and with excluded pairs."""
     monkeypatch.setattr(exact, "MANY", 1_000)
     rng = np.random.default_rng(num_labels)
@@ -193,7 +194,8 @@ def test_one_query_at_a_time_finds_what_a_batch_finds(num_labels, k, spread, mon
     labels[:, -1] = rng.standard_normal(num_labels) - 3
     queries, labels = queries.astype(np.float32), labels.astype(np.float32)
     exclude = csr_matrix(random_array((len(queries), num_labels), density=0.1, rng=1))
-    index, expected = ExactIndex(labels), search(queries, labels, k, exclude=exclude)
+    index = ExactIndex(labels, sample_queries=lambda: queries[::2] if knows_queries else None)
+    expected = search(queries, labels, k, exclude=exclude)
     for row, query in enumerate(queries):
         found = index.search(query[None], k, exclude=exclude[[row]])
         # Two orders of summation differ in the last bits, and may swap labels that are that close.

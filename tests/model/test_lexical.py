@@ -83,7 +83,17 @@ def test_arrays_that_do_not_fit_are_refused():
         ("words", arrays["words"][::-1]),
         ("word_queries", arrays["word_queries"] + 7),
         ("word_ends", arrays["word_ends"] + 1),
-        ("word_weights", arrays["word_weights"] * np.float16(np.nan)),
+        ("word_weights", arrays["word_weights"].astype(np.int32)),
     ):
         with pytest.raises(ValueError):
             LexicalIndex.from_arrays(arrays | {name: broken}, len(TEXTS))
+
+
+def test_words_are_remembered_up_to_a_number_and_a_length(monkeypatch):
+    index = LexicalIndex.of([*TEXTS, "w" * 33])
+    monkeypatch.setattr(lexical, "_REMEMBERED_WORDS", 2)
+    for query in (*QUERIES, "w" * 33, *QUERIES):
+        slow = slow_cosines([*TEXTS, "w" * 33], query)
+        np.testing.assert_allclose(index.nearest([query], 1).scores, [[max(slow)]], atol=1e-6)
+        assert len(index._postings) <= 2
+    assert max(map(len, index._postings)) <= 32

@@ -9,6 +9,7 @@ from scipy.sparse import csr_matrix, random
 
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
+from dexter.index.clusters import Clusters
 from dexter.index.exact import search
 from dexter.model.lexical import LexicalIndex
 from dexter.model.training_queries import TRAINING_QUERIES_FILE, TrainingQueries
@@ -144,6 +145,31 @@ def test_saved_then_loaded_is_the_same(training_queries, tmp_path):
     assert [again.uids[row] for row in (0, 28)] == ["u0", "u28"]
     assert again.lexical is None
     assert TrainingQueries.load(tmp_path / "elsewhere", num_labels=17, dimension=8, device="cpu") is None
+
+
+def test_many_are_kept_in_clusters(monkeypatch, tmp_path):
+    monkeypatch.setattr("dexter.model.training_queries.FEWEST", 300)
+    relevance = csr_matrix(np.eye(17, dtype=np.float32)[np.arange(301) % 17])
+    uids = [f"u{row}" for row in range(301)]
+    kept = TrainingQueries.of(randn(301, 8), relevance, uids, uids)
+    assert isinstance(kept.index, Clusters)
+    kept.save(tmp_path)
+    again = TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
+    texts = randn(5, 8)
+    for label in (None, 3):
+        expected, found = (each.nearest(texts, 4, label=label) for each in (kept, again))
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+    rows = again.nearest(texts, 4, label=3).ids
+    assert (rows % 17 == 3).all()
+    np.testing.assert_array_equal(again.index.vectors_LD, kept.index.vectors_LD)
+    smaller = again.select_labels(np.array([3]))
+    assert smaller.index is again.index
+    tensors = load_file(tmp_path / TRAINING_QUERIES_FILE)
+    tensors["cluster_rows"][0] = 301
+    save_file(tensors, tmp_path / TRAINING_QUERIES_FILE)
+    with pytest.raises(ModelError, match="not the training queries of this model"):
+        TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
 
 
 @pytest.mark.parametrize("with_vectors", [True, False])

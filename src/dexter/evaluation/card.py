@@ -162,6 +162,8 @@ def _training_data(predictor: Predictor) -> str:
         else f"**The first 300 characters of {len(kept):,} training texts are in this folder** "
         "(`dexter/training_queries.safetensors`), to explain predictions and to vote."
     )
+    if kept is not None and kept.index is not None and kept.index.recall != 1.0:
+        texts += f" Of the 20 nearest to a text, {kept.index.recall:.0%} are found (by a sample of them)."
     table = "\n".join(["| band | training queries of a label | labels |", "|---|---|---|", *rows])
     return f"## Training data\n`{_plain(facts.get('data'))}`: {number}. {texts}\n\n{table}"
 

@@ -17,7 +17,7 @@ tile, P pairs of a query and a group that are examined again, K places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -120,14 +120,20 @@ class ExactIndex:
     vectors_LD: NDArray[np.float32]
     device: str = "cpu"
     """Where it computes."""
+    sample_queries: Callable[[], NDArray[np.float32] | None] | None = field(default=None, repr=False, compare=False)
+    """Gives vectors like those that will be searched with, if there are any: one query is then found faster."""
     backend: BackendName = field(default="exact", init=False)
     recall: float | None = field(default=1.0, init=False)
     _few_searched: Iterator[int] = field(default_factory=count, init=False, repr=False, compare=False)
     """Counts the searches of few queries."""
 
+    def vectors(self, rows: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return the vectors of some labels."""
+        return self.vectors_LD[rows]
+
     @cached_property
     def _prefixes(self) -> PrefixScan:
-        return PrefixScan.of(self.vectors_LD)
+        return PrefixScan.of(self.vectors_LD, None if self.sample_queries is None else self.sample_queries())
 
     @cached_property
     def _placed(self) -> NDArray[np.float32] | Tensor:

@@ -1,6 +1,7 @@
 """Exact search for one query at a time: scan a few rotated dimensions of all labels, and bound what the others can add.
 
-The vectors are rotated so that their first dimensions hold most of their length. The inner product over a prefix of
+The vectors are rotated so that the first dimensions hold most of their length, and of that of the queries, if some are
+known: a bound is as loose as what the others hold of both. The inner product over a prefix of
 dimensions, plus the product of what is left of the two lengths, is an upper bound of a score (Cauchy-Schwarz). Labels
 whose bound is below the k-th best score known are out: after a short prefix most are, after a longer one nearly all,
 and only the rest are scored in full. The result is that of scoring every label, for a fraction of the memory traffic,
@@ -22,11 +23,13 @@ from numpy.typing import NDArray
 Vectors = NDArray[np.float32]
 _SAMPLED = 4_096
 """Vectors from which the rotation is computed."""
-_SHORT, _LONG = 5, 2
-"""The prefixes are a fifth and half of the dimensions: a sixth is as fast for most queries, slower for the hardest."""
+_SHARES, _SHARES_BY_QUERIES = (5, 2), (10, 4)
+"""The prefixes are a fifth and half of the dimensions, or half as many where the rotation suits the queries too.
+Shorter ones are as fast for most queries, slower for the hardest."""
 _SEEDS = 4
 """Labels per place that are scored first, for a floor under the k-th best score."""
 _GROUP = 32
+_TINY = 1e-30
 _ROUNDING = 4e-6
 """Relative error of lengths and products, generously."""
 
@@ -46,12 +49,15 @@ class PrefixScan:
     """Length of the longest vector."""
 
     @classmethod
-    def of(cls, vectors_LD: Vectors) -> PrefixScan:
-        """Rotate vectors; takes about as long as searching a hundred queries."""
-        num_labels, dimension = vectors_LD.shape
-        short, long = max(1, dimension // _SHORT), max(2, dimension // _LONG)
-        sample_SD = vectors_LD[:: max(1, num_labels // _SAMPLED)]
-        _, directions_DD = np.linalg.eigh(sample_SD.T @ sample_SD)
+    def of(cls, vectors_LD: Vectors, queries_ND: Vectors | None = None) -> PrefixScan:
+        """Rotate vectors, if given for queries like these; takes about as long as searching a hundred queries."""
+        dimension = vectors_LD.shape[1]
+        shares = _SHARES if queries_ND is None else _SHARES_BY_QUERIES
+        short, long = (max(least, dimension // share) for least, share in zip((1, 2), shares, strict=True))
+        moments_DD = _second_moments(vectors_LD)
+        if queries_ND is not None:
+            moments_DD += _second_moments(queries_ND)
+        _, directions_DD = np.linalg.eigh(moments_DD)
         rotation_DP = np.ascontiguousarray(directions_DD[:, ::-1][:, :long])
         prefixes_LP = vectors_LD @ rotation_DP
         squares_L = np.einsum("ld,ld->l", vectors_LD, vectors_LD)
@@ -84,6 +90,13 @@ class PrefixScan:
         bounds_C = np.take(self.next_LP, found, axis=0) @ np.concatenate([query_P[short:], rests])
         bounds_C += bounds_L[found]
         return np.asarray(found[bounds_C >= floor])
+
+
+def _second_moments(vectors_ND: Vectors) -> Vectors:
+    """Return the products of dimensions over some of the vectors, scaled so that their squares add up to one."""
+    sample_SD = vectors_ND[:: max(1, len(vectors_ND) // _SAMPLED)]
+    moments_DD: Vectors = sample_SD.T @ sample_SD
+    return moments_DD / max(float(np.trace(moments_DD)), _TINY)
 
 
 def largest_scores(scores_L: Vectors, count: int) -> NDArray[np.int64]:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ URL_VARIABLE = "DEXTER_INDEX_URL"
 """Environment variable with the address of a database; the address is never written to a file."""
 _NUM_SAMPLED = 512
 """Texts that recall is measured on."""
+_NUM_ROTATED = 2_048
+"""Training queries that exact search of one text adapts to."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,17 @@ def index_labels(model: Model, *, head: HeadName, run_index: RunIndex | None, di
     """
     vectors_LD = model.label_vectors(head=head, dial=dial)
     if run_index is None:
-        return ExactIndex(vectors_LD, model.device)
+        return ExactIndex(vectors_LD, model.device, partial(_sample_vectors, model, head, dial))
     return run_index.over(model.labels, vectors_LD, head=head)
+
+
+def _sample_vectors(model: Model, head: HeadName, dial: float | None) -> NDArray[np.float32] | None:
+    """Return search vectors of some training queries; None where the model does not keep their vectors."""
+    kept = model.training_queries
+    if kept is None or kept.index is None:
+        return None
+    representations_ND = kept.index.vectors(np.arange(0, len(kept), max(1, len(kept) // _NUM_ROTATED)))
+    return model.search_vectors(representations_ND, head=head, dial=dial)
 
 
 def index_folder(folder: Path) -> Path:

@@ -1,0 +1,248 @@
+"""Search among clusters: one query is compared with the vectors of the clusters nearest to it, and with no others.
+
+Vectors of length one are put into about twice the square root of their number of clusters by spherical k-means, and
+stored cluster by cluster. A query is compared with the centroids, then with whole clusters, the nearest first, until a
+number of vectors was read. That number is chosen when the clusters are made: enough that `TARGET_RECALL` of the nearest
+of a sample are found. Many queries read the same clusters as each of them alone, so that a text has the same neighbours
+alone and among others.
+
+Vectors may be stored in half precision. Those of a cluster are widened when it is first read, so that the first query
+of a process waits for few of them.
+
+Shapes: M vectors, C clusters, D dimensions, B queries, W vectors that are read, K places, S sampled vectors, P pairs
+of a query and a cluster that is read for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dexter.errors import ModelError
+from dexter.index.exact import (
+    FEW,
+    NOT_A_NUMBER,
+    check_arguments,
+    largest,
+    make_keys,
+    nothing_found,
+    search,
+    slices,
+    write_found,
+)
+from dexter.types import TopK
+
+TARGET_RECALL = 0.97
+"""Share of the nearest vectors that are found, in the sample that decides how many are read."""
+RECALL_AT = 20
+"""Nearest vectors that this is measured over."""
+FEWEST = 4_096
+"""Fewer vectors than this are not worth clusters."""
+_READ_PER_PLACE = 32
+"""Vectors that are read at least for each one wanted."""
+_SAMPLED_PER_CLUSTER, _ITERATIONS, _SAMPLED = 16, 5, 256
+"""Vectors from which the centroids are learned, and how often; vectors by which recall is measured."""
+_BLOCK, _BLOCK_QUERIES = 4_096, 256
+"""Vectors that are put into clusters at a time, and queries that are searched together."""
+
+
+class _Read(NamedTuple):
+    """What was read for some queries."""
+
+    scores_BW: NDArray[np.float32]
+    rows_BW: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Clusters:
+    """Vectors in clusters."""
+
+    centroids_CD: NDArray[np.float32]
+    starts: NDArray[np.int64]
+    """Where each cluster begins, and the end of the last."""
+    rows_M: NDArray[np.integer]
+    """The row of each stored vector among those that the clusters were made from."""
+    stored_MD: NDArray[Any]
+    """The vectors, cluster by cluster, in half or single precision."""
+    num_read: int
+    """Vectors that a query is compared with at least, unless more are wanted."""
+    recall: float
+    """Share of the 20 nearest that are found, by a sample of the vectors themselves."""
+
+    @classmethod
+    def of(cls, vectors_MD: NDArray[np.float32], *, seed: int = 0) -> Clusters:
+        """Make clusters of vectors of length one; takes about as long as searching a thousand of them."""
+        generator, num_vectors = np.random.default_rng(seed), len(vectors_MD)
+        centroids_CD = _learn_centroids(vectors_MD, 2 * math.isqrt(num_vectors), generator)
+        owners_M = _nearest_centroids(vectors_MD, centroids_CD)
+        used, owners_M = np.unique(owners_M, return_inverse=True)
+        rows_M = np.argsort(owners_M, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(owners_M))])
+        sample_SD = vectors_MD[np.sort(generator.choice(num_vectors, min(_SAMPLED, num_vectors), replace=False))]
+        # The nearest of a sampled vector is that itself.
+        nearest = search(sample_SD, vectors_MD, min(RECALL_AT + 1, num_vectors)).ids[:, 1:]
+        order_SC = np.argsort(sample_SD @ -centroids_CD[used].T, axis=1, kind="stable")
+        # A cluster is read if the nearer ones have fewer vectors than are to be read.
+        sizes_SC, needed_SC = np.diff(starts)[order_SC], np.empty(order_SC.shape, dtype=np.int64)
+        np.put_along_axis(needed_SC, order_SC, np.cumsum(sizes_SC, axis=1) - sizes_SC + 1, axis=1)
+        needed_SK = np.take_along_axis(needed_SC, owners_M[nearest], axis=1)
+        num_read = int(np.quantile(needed_SK, TARGET_RECALL, method="higher"))
+        return cls(
+            centroids_CD=centroids_CD[used],
+            starts=starts,
+            rows_M=rows_M.astype(np.int32),
+            stored_MD=vectors_MD[rows_M],
+            num_read=num_read,
+            recall=float((needed_SK <= num_read).mean()),
+        )
+
+    def vectors(self, rows: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return the vectors of some rows."""
+        return self.stored_MD[self._places_M[rows]].astype(np.float32, copy=False)
+
+    @property
+    def vectors_LD(self) -> NDArray[np.float32]:
+        """All vectors, in the order that they were given in."""
+        return self.vectors(np.arange(len(self.rows_M)))
+
+    def search(self, queries_ND: NDArray[np.float32], k: int) -> TopK:
+        """Return the k nearest of the vectors that are read for each query; all of them where there are fewer."""
+        check_arguments(queries_ND, self.stored_MD, k, None, None)
+        found = nothing_found(len(queries_ND), k)
+        wanted = max(self.num_read, _READ_PER_PLACE * k)
+        for part in slices(len(queries_ND), 1 if len(queries_ND) <= FEW else _BLOCK_QUERIES):
+            read = self._read_for_one if part.stop - part.start == 1 else self._read_for_many
+            scores_BW, rows_BW = read(queries_ND[part], wanted)
+            if np.isnan(scores_BW.max()):
+                raise ModelError(NOT_A_NUMBER)
+            write_found(found, part, np.sort(largest(make_keys(scores_BW, rows_BW), k), axis=1)[:, ::-1])
+        return found
+
+    def _read_for_one(self, query_1D: NDArray[np.float32], num_wanted: int) -> _Read:
+        """Return products of a query with at least so many vectors, or all, of the clusters nearest to it."""
+        [near_C], [before_C] = self._near(query_1D)
+        parts = [self._widened(cluster) for cluster in near_C[before_C < num_wanted].tolist()]
+        scores = np.concatenate([self._wide_MD[part] @ query_1D[0] for part in parts])
+        return _Read(scores[None], np.concatenate([self.rows_M[part] for part in parts])[None].astype(np.int64))
+
+    def _read_for_many(self, queries_BD: NDArray[np.float32], num_wanted: int) -> _Read:
+        """Do the same for several queries, a cluster at a time; unused places score minus infinity."""
+        near_BC, before_BC = self._near(queries_BD)
+        queries_P, places_P = np.nonzero(before_BC < num_wanted)
+        clusters_P, before_P = near_BC[queries_P, places_P], before_BC[queries_P, places_P]
+        width = int((before_P + self._sizes[clusters_P]).max())
+        scores_BW = np.full((len(queries_BD), width), -np.inf, dtype=np.float32)
+        rows_BW = np.zeros((len(queries_BD), width), dtype=np.int64)
+        order = np.argsort(clusters_P, kind="stable")
+        ends = np.flatnonzero(np.diff(clusters_P[order], append=-1)) + 1
+        for pairs in np.split(order, ends[:-1]):
+            part, readers = self._widened(int(clusters_P[pairs[0]])), queries_P[pairs]
+            places = before_P[pairs, None] + np.arange(part.stop - part.start)
+            scores_BW[readers[:, None], places] = queries_BD[readers] @ self._wide_MD[part].T
+            rows_BW[readers[:, None], places] = self.rows_M[part]
+        return _Read(scores_BW, rows_BW)
+
+    def _near(self, queries_BD: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the clusters of each query, nearest first, and how many vectors those before each of them have."""
+        near_BC = np.argsort(queries_BD @ -self.centroids_CD.T, axis=1, kind="stable")
+        sizes_BC = self._sizes[near_BC]
+        return near_BC, np.cumsum(sizes_BC, axis=1) - sizes_BC
+
+    def _widened(self, cluster: int) -> slice:
+        """Return where the vectors of a cluster are in `_wide_MD`, once they are there."""
+        part = self._parts[cluster]
+        if not self._is_wide[cluster]:
+            self._wide_MD[part] = self.stored_MD[part]
+            self._is_wide[cluster] = True
+        return part
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that are stored; vectors are kept in half precision."""
+        return {
+            "cluster_centroids": self.centroids_CD,
+            "cluster_ends": self.starts[1:],
+            "cluster_rows": self.rows_M,
+            "cluster_vectors": self.stored_MD.astype(np.float16),
+            "cluster_read": np.array([self.num_read]),
+            "cluster_recall": np.array([self.recall]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Clusters:
+        """Make them from stored arrays; raises KeyError or ValueError where they do not fit together."""
+        starts, rows_M = np.concatenate([[0], arrays["cluster_ends"]]), arrays["cluster_rows"]
+        centroids_CD, stored_MD = arrays["cluster_centroids"], arrays["cluster_vectors"]
+        expected = (len(starts) - 1, *stored_MD.shape[1:]), np.float32, len(rows_M), "i", "i"
+        found = centroids_CD.shape, centroids_CD.dtype, len(stored_MD), rows_M.dtype.kind, starts.dtype.kind
+        if found != expected or starts[-1] != len(rows_M) or (np.diff(starts) <= 0).any():
+            raise ValueError("clusters that do not fit their vectors")
+        if not np.array_equal(np.sort(rows_M), np.arange(len(rows_M))):
+            raise ValueError("clusters that do not have each vector once")
+        [num_read], [recall] = arrays["cluster_read"].tolist(), arrays["cluster_recall"].tolist()
+        return cls(
+            centroids_CD=centroids_CD,
+            starts=starts,
+            rows_M=rows_M,
+            stored_MD=stored_MD,
+            num_read=int(num_read),
+            recall=float(recall),
+        )
+
+    @cached_property
+    def _sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.starts)
+
+    @cached_property
+    def _parts(self) -> list[slice]:
+        """Where the vectors of each cluster are stored."""
+        return [slice(*ends) for ends in pairwise(self.starts.tolist())]
+
+    @cached_property
+    def _is_wide(self) -> list[bool]:
+        """Whether the vectors of each cluster are in `_wide_MD` yet."""
+        return [self._wide_MD is self.stored_MD] * len(self._parts)
+
+    @cached_property
+    def _wide_MD(self) -> NDArray[np.float32]:
+        """The stored vectors in single precision, as far as they were read."""
+        if self.stored_MD.dtype == np.float32:
+            return self.stored_MD
+        return np.empty(self.stored_MD.shape, dtype=np.float32)
+
+    @cached_property
+    def _places_M(self) -> NDArray[np.int64]:
+        """Where the vector of each row is stored."""
+        return np.argsort(self.rows_M)
+
+
+def _learn_centroids(
+    vectors_MD: NDArray[np.float32], num_clusters: int, generator: np.random.Generator
+) -> NDArray[np.float32]:
+    """Learn centroids of length one by spherical k-means on a sample; clusters that become empty stay as they are."""
+    # Imported here because searching does not need it, and it takes a while.
+    from scipy.sparse import csr_matrix
+
+    size = min(_SAMPLED_PER_CLUSTER * num_clusters, len(vectors_MD))
+    sample_SD = vectors_MD[generator.choice(len(vectors_MD), size, replace=False)]
+    centroids_CD: NDArray[np.float32] = sample_SD[:num_clusters].copy()
+    for _ in range(_ITERATIONS):
+        owners_S = _nearest_centroids(sample_SD, centroids_CD)
+        chosen = csr_matrix((np.ones(size, np.float32), (owners_S, np.arange(size))), shape=(num_clusters, size))
+        sums_CD = chosen @ sample_SD
+        lengths_C = np.sqrt(np.einsum("cd,cd->c", sums_CD, sums_CD))
+        filled = lengths_C > 0
+        centroids_CD[filled] = sums_CD[filled] / lengths_C[filled, None]
+    return centroids_CD
+
+
+def _nearest_centroids(vectors_MD: NDArray[np.float32], centroids_CD: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the centroid with the largest product of each vector."""
+    blocks = [np.argmax(vectors_MD[part] @ centroids_CD.T, axis=1) for part in slices(len(vectors_MD), _BLOCK)]
+    return np.concatenate(blocks)
