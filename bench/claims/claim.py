@@ -83,8 +83,10 @@ class Claim:
     rows: Sequence[Row]
     studies: Sequence[Study]
     comparisons: Sequence[Comparison]
-    why: str
+    why: str = ""
     """What we make of the outcome, written by hand after looking at the tables."""
+    seen: int = 0
+    """Trials of this claim that had been run when `why` was written."""
     plot: Any = None
 
     def row(self, study: Study, name: str) -> Row:
@@ -167,6 +169,11 @@ class Results:
             for study in self.claim.studies
         ]
         return [entry for entry in found if entry[2] != "not run"]
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many trials have a record, and how many there are."""
+        trials = {trial.identity: trial for trial in self.claim.trials()}.values()
+        return sum(trial.path(self.folder).exists() for trial in trials), len(trials)
 
     def verdict(self) -> Verdict:
         """Return the verdict by `RULE`."""

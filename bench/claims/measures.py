@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from dexter.data import Dataset
 from dexter.data.own_labels import OwnLabels, find_own_labels
+from dexter.data.tokens import Tokens
+from dexter.encoders.static_arrays import StaticArrays
 from dexter.evaluation.baselines import TfidfNeighbours
 from dexter.evaluation.report import Report, restrict_to_labels, score_report, test_split
 from dexter.evaluation.runs import as_columns, evaluate
@@ -55,7 +57,8 @@ def train_recipe(dataset: Dataset, trial: Trial) -> Measured:
         finished = train(dataset, recipe=trial.recipe, out=Path(folder) / "run", overrides=overrides)
         cpu_seconds = time.process_time() - started
         model = Predictor.load(finished.path).model
-        metrics = {head: _evaluate_head(model, dataset, head) for head in model.heads} | _unnormalised(model, dataset)
+        metrics = {head: _evaluate_head(model, dataset, head) for head in model.heads}
+        metrics |= _unnormalised(model, dataset) | _words_alone(model, dataset)
         facts = _sizes(dataset) | _pool(finished.path / "metrics.jsonl")
     return Measured(metrics=metrics, cpu_seconds=cpu_seconds, facts=facts)
 
@@ -85,6 +88,19 @@ def _unnormalised(model: Model, dataset: Dataset) -> dict[str, dict[str, float]]
             score_report(ids, test, dataset.train.relevance, ks=_ks(dataset), num_resamples=0), groups=False
         )
     return found
+
+
+def _words_alone(model: Model, dataset: Dataset) -> dict[str, dict[str, float]]:
+    """Score an encoder whose labels share vectors (DEXA) without these: labels by their words, as new ones are."""
+    encoder = model.encoder
+    if not isinstance(encoder, StaticArrays) or len(set(encoder.tokens.label_rows)) == len(encoder.tokens.known_labels):
+        return {}
+    features = encoder.tokenize(model.labels.texts, side="label")
+    is_word = features.ids % encoder.tokens.num_rows < encoder.tokens.first_label_row
+    ends = np.concatenate([[0], np.cumsum(is_word)])
+    words = Tokens(ids=features.ids[is_word], offsets=ends[features.offsets])
+    bare = replace(model, representations_LD=encoder.embed(words))
+    return {"encoder, words alone": _evaluate_head(bare, dataset, "encoder")}
 
 
 def hold_labels_out(dataset: Dataset, trial: Trial) -> Measured:

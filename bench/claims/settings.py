@@ -14,7 +14,17 @@ MINED: dict[str, Any] = {
     "train.head_learning_rate": 0.001,
 }
 """For clusters and hard negatives: refreshed before the second, fourth and sixth epoch; clusters of 313 queries."""
-EPOCHS = {"train.epochs": 6}
-MINILM: dict[str, Any] = {"train.epochs": 1, "batch.size": 64, "encoder.max_length_query": 32}
-"""For MiniLM on 2,000 queries."""
+SYSTEM: dict[str, Any] = {"train.epochs": 5, "batch.size": 320}
+"""For the systems that the papers compare with."""
+NGAME: dict[str, Any] = SYSTEM | {"train.epochs": 8, "batch.refresh": 2}
+"""For NGAME and what is built on it, whose clusters grow from epoch to epoch."""
+NGAME_STAGES = NGAME | {"head.classifier_start": 6}
+MINILM: dict[str, Any] = {
+    "train.epochs": 1,
+    "batch.size": 32,
+    "encoder.max_length_query": 16,
+    "train.learning_rate": 1e-4,
+}
+"""For MiniLM on 1,000 queries: 32 steps, a rate at which so few change it, and titles only."""
+MINILM_ALL_LABELS = MINILM | {"train.label_refresh": 4}
 MINILM_MINED = MINILM | {"train.epochs": 2, "batch.start": 1, "batch.refresh": 1}
