@@ -21,7 +21,7 @@ otherwise."""
 
 FEWEST_SEEDS = 3
 """Seeds that a comparison needs."""
-WITHOUT_CHANCE = ("neighbours", "one-vs-all", "plan")
+WITHOUT_CHANCE = ("neighbours", "one-vs-all", "plan", "untrained")
 """Measures that draw no random numbers and read no settings of a study: they are run once."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.claims.claim import Claim, Comparison, Row, Study
-from bench.claims.settings import MINED, MINILM_MINED
+from bench.claims.settings import MINED, MINILM_MINED, UNTRAINED
 
 FAST = {"train.head_learning_rate": 0.01}
 NONE = {"batch.hard_negatives": 0}
@@ -53,12 +53,13 @@ CLAIM = Claim(
             settings=FAST,
             only=("debian-5k", "yso-5k"),
         ),
+        UNTRAINED,
     ),
     studies=(
         Study(sample="debian-5k", settings=MINED),
         Study(sample="yso-5k", settings=MINED),
         Study(sample="stackexchange4-5k", settings=MINED),
-        Study(sample="stackexchange4-1k", encoder="MiniLM", settings=MINILM_MINED, seeds=2),
+        Study(sample="stackexchange4-mini", encoder="MiniLM", settings=MINILM_MINED, seeds=2),
     ),
     comparisons=(
         *tuple(
