@@ -68,7 +68,7 @@ CLAIM = Claim(
     setting="Recipes `dexml-hnm` (one positive and up to six hard negatives per query) and `supconde` (clusters, three "
     "positives, six hard negatives), their pools cut or filled up with random labels to a share of all labels "
     '(`batch.cap`, `batch.random_labels`); "all": every label in every step. 6 epochs, refreshed before the second, '
-    "fourth and sixth. MiniLM: 2 epochs in batches of 32, refreshed before the second, 16 tokens of a query, rate 1e-4; no "
+    "fourth and sixth. MiniLM: 2 epochs in batches of 47 or 48, refreshed before the second, 16 tokens of a query, rate 1e-4; no "
     'pools of 0.5%, which is one label there; "all" encodes labels that no query of a batch has in every fourth step '
     "(`train.label_refresh`).",
     columns=("P@1", "P@5", "PSP@5", "R@100", "pool_labels", "CPU ms/step", "MB"),

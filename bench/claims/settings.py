@@ -29,7 +29,7 @@ MINILM: dict[str, Any] = {
 }
 """For MiniLM on 750 queries: 24 steps, a rate at which so few change it, and titles only."""
 MINILM_ALL_LABELS = MINILM | {"train.label_refresh": 4}
-MINILM_MINED = MINILM_ALL_LABELS | {"train.epochs": 2, "batch.start": 1, "batch.refresh": 1}
+MINILM_MINED = MINILM_ALL_LABELS | {"train.epochs": 2, "batch.size": 48, "batch.start": 1, "batch.refresh": 1}
 UNTRAINED = Row(
     name="untrained",
     recipe="untrained",
