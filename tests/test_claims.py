@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ CLAIM = Claim(
     comparisons=(Comparison(text="good above bad", better="good", worse="bad", metric="P@1"),),
     plot="P@1",
     why="Because.",
+    seen=6,
 )
 
 
@@ -152,7 +154,7 @@ def test_the_page_has_figures_of_the_records_and_the_paper(tmp_path):
     assert "| good | 61.00 ± 2.48 | 1 | 61.5 |" in page
     assert "| good above bad | tiny | +10.50 [+9.26, +11.74] | yes |" in page
     assert (tmp_path / "docs" / "plots" / "claim-1.svg").stat().st_size > 1000
-    assert "Not run yet" not in page
+    assert "Not run yet" not in page and "Written when" not in page
     write_page([CLAIM], records=tmp_path / "records", docs=tmp_path / "again")
     assert (tmp_path / "again" / "claims.md").read_text() == page
 
@@ -162,9 +164,26 @@ def test_one_seed_decides_nothing_and_the_page_says_what_is_missing(tmp_path):
     _write(tmp_path, "bad", 0, 10.0)
     pytest.importorskip("matplotlib")
     write_page([CLAIM], records=tmp_path, docs=tmp_path / "docs")
-    assert "Not run yet: 4 of 6 trials (static)" in (tmp_path / "docs" / "claims.md").read_text()
+    page = (tmp_path / "docs" / "claims.md").read_text()
+    assert "**Verdict so far: cannot be told.**" in page and "| 0 / 0 / 0 | 2 of 6 |" in page
+    assert "Not run yet: 4 of 6 trials (static)" in page
+    assert "A comparison needs 3 seeds of both its rows, and none has them yet: nothing is judged. Because. " in page
+    assert "(Written when 6 of now 6 trials had been run.)" in page
     assert Results(CLAIM, tmp_path).outcomes() == []
     assert Results(CLAIM, tmp_path).verdict() == "cannot be told"
+
+
+def test_a_claim_without_records_says_so_and_nothing_else(tmp_path):
+    pytest.importorskip("matplotlib")
+    few = replace(CLAIM, studies=(Study(sample="tiny", seeds=1),))
+    write_page([CLAIM], records=tmp_path, docs=tmp_path / "none")
+    page = (tmp_path / "none" / "claims.md").read_text()
+    assert "none has them yet: nothing is judged.\n" in page and "Because" not in page
+    _write(tmp_path, "good", 0, 90.0)
+    write_page([few], records=tmp_path, docs=tmp_path / "few")
+    page = (tmp_path / "few" / "claims.md").read_text()
+    assert "these tables have one seed: nothing is judged. Because." in page
+    assert "1 seed (too few to judge: 3 are needed):" in page
 
 
 def test_samples_keep_the_labels_of_their_training_queries(world):

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import bench.claims
-from bench.claims.claim import Claim
-from bench.claims.runner import find_missing, run_missing
+from bench.claims.claim import Claim, Results
+from bench.claims.runner import run_missing
 from bench.claims.trial import Trial
 
 
@@ -45,8 +45,9 @@ def main() -> None:
         sys.exit(1 if run_missing(in_order(chosen, encoder=arguments.encoder, seeds=arguments.seeds)) else 0)
     if arguments.what == "status":
         for claim in chosen:
-            trials = {trial.identity: trial for trial in claim.trials()}.values()
-            print(f"claim {claim.number}: {len(trials) - len(find_missing(trials))} of {len(trials)}, {claim.title}")
+            (num_run, num_trials), seen = Results(claim).progress(), claim.seen
+            words = f" (its words: after {seen})" if claim.why and seen != num_run else ""
+            print(f"claim {claim.number}: {num_run} of {num_trials}, {claim.title}{words}")
         return
     from bench.claims.page import write_page
 

@@ -14,14 +14,14 @@ Outcome = Literal["yes", "no", "open", "not run"]
 Verdict = Literal["holds", "holds in part", "does not hold here", "cannot be told"]
 RULE = """Each comparison of a claim is made in each of its tables: the difference of two rows, paired by seed, with its
 95% interval (Student's t over three seeds or more). It is a *yes* if the whole interval is on the side that the claim
-says, a *no* if it is on the other side, and *open* otherwise. A claim **cannot be told** if more than half of its
-comparisons are open, **holds** if none is a no, **does not hold here** if none is a yes, and **holds in part**
-otherwise."""
+says, a *no* if it is on the other side, and *open* otherwise; where a row has fewer seeds it is left out. A claim
+**cannot be told** if more than half of its comparisons are open, **holds** if none is a no, **does not hold here** if
+none is a yes, and **holds in part** otherwise. A verdict is *so far* while trials are missing."""
 
 
 FEWEST_SEEDS = 3
 """Seeds that a comparison needs."""
-WITHOUT_CHANCE = ("neighbours", "one-vs-all", "plan")
+WITHOUT_CHANCE = ("neighbours", "one-vs-all", "plan", "untrained")
 """Measures that draw no random numbers and read no settings of a study: they are run once."""
 
 
@@ -83,8 +83,10 @@ class Claim:
     rows: Sequence[Row]
     studies: Sequence[Study]
     comparisons: Sequence[Comparison]
-    why: str
+    why: str = ""
     """What we make of the outcome, written by hand after looking at the tables."""
+    seen: int = 0
+    """Trials of this claim that had been run when `why` was written."""
     plot: Any = None
 
     def row(self, study: Study, name: str) -> Row:
@@ -167,6 +169,11 @@ class Results:
             for study in self.claim.studies
         ]
         return [entry for entry in found if entry[2] != "not run"]
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many trials have a record, and how many there are."""
+        trials = {trial.identity: trial for trial in self.claim.trials()}.values()
+        return sum(trial.path(self.folder).exists() for trial in trials), len(trials)
 
     def verdict(self) -> Verdict:
         """Return the verdict by `RULE`."""

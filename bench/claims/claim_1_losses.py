@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.claims.claim import Claim, Comparison, Row, Study
-from bench.claims.settings import ALL_LABELS, MINILM
+from bench.claims.settings import ALL_LABELS, MINILM_ALL_LABELS, UNTRAINED
 
 CLAIM = Claim(
     number=1,
@@ -14,7 +14,8 @@ CLAIM = Claim(
     source="DEXML, poster, loss ablation on EURLex-4K",
     setting="Recipes `bce`, `dexml-softmax`, `dexml`, `dexml-topk` (five drawn positives; soft top-100: k = 100, up to "
     "100 drawn). Static encoder: 3 epochs in batches of 320. `bce-scaled`, which learns a scale and a bias and counts "
-    "all positives, is ours.",
+    "all positives, is ours. MiniLM: 16 tokens of a query, one epoch in batches of 32, rate 1e-4; labels that no query of "
+    "a batch has are encoded in every fourth step (`train.label_refresh`).",
     columns=("P@1", "P@5", "R@100", "PSP@5", "CPU s"),
     published="P@1 / P@5 / R@100, EURLex-4K",
     rows=(
@@ -29,12 +30,13 @@ CLAIM = Claim(
             published="52.34 / 37.41 / 93.72",
         ),
         Row(name="BCE, scale and bias", recipe="bce-scaled"),
+        UNTRAINED,
     ),
     studies=(
         Study(sample="stackexchange4-5k", settings=ALL_LABELS),
         Study(sample="delicious-5k", settings=ALL_LABELS | {"encoder.positions": False}),
         Study(sample="yso-5k", settings=ALL_LABELS),
-        Study(sample="stackexchange4-2k", encoder="MiniLM", settings=MINILM, seeds=2),
+        Study(sample="stackexchange4-mini", encoder="MiniLM", settings=MINILM_ALL_LABELS, seeds=2),
     ),
     comparisons=(
         Comparison(text="decoupled above softmax at P@1", better="decoupled", worse="softmax", metric="P@1"),
@@ -49,10 +51,11 @@ CLAIM = Claim(
         Comparison(text="soft top-100 pays at P@1", better="decoupled", worse="soft top-100", metric="P@1"),
         Comparison(text="BCE far behind softmax at P@1", better="softmax", worse="BCE", metric="P@1", at_least=10.0),
     ),
-    why="With the positives drawn as in the paper, the order of the poster shows on both data sets: decoupled softmax is well above "
-    "softmax, soft top-5 gives up some of the first place for the first five, soft top-100 gives up more for the first "
+    seen=36,
+    why="With the positives drawn as in the paper, the order of the poster shows on stackexchange4 and delicious-bow: decoupled "
+    "softmax is well above softmax, soft top-5 gives up some of the first place for the first five, soft top-100 gives up more for the first "
     "hundred (clearly on delicious-bow, whose queries have 19 labels; on stackexchange4 all losses find 93% of the labels "
     "among the first hundred). Plain BCE fails, but a learned scale and bias repairs it: `bce-scaled` is the best row of both "
-    "tables, so the failure is one of calibration, not of one-vs-all. It counts all positives, which the rows of the poster "
+    "these tables, so the failure is one of calibration, not of one-vs-all. It counts all positives, which the rows of the poster "
     "do not.",
 )

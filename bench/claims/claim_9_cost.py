@@ -93,6 +93,7 @@ CLAIM = Claim(
             ),
         )
     ),
+    seen=12,
     why="At 1.3M labels a classifier with 768 dimensions has 16 times DEXML's parameters, not 20: the paper counts 1B to 3B for "
     "the methods it compares with. DEXML's compute is the encoding of all labels in every step: 13 times UniDEC's at 131K "
     "labels and 117 times at 1.3M, more than the abstract says. Against a classifier over all labels UniDEC saves next to "

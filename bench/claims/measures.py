@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from dexter.data import Dataset
 from dexter.data.own_labels import OwnLabels, find_own_labels
+from dexter.data.tokens import Tokens
+from dexter.encoders.static_arrays import StaticArrays
 from dexter.evaluation.baselines import TfidfNeighbours
 from dexter.evaluation.report import Report, restrict_to_labels, score_report, test_split
 from dexter.evaluation.runs import as_columns, evaluate
@@ -25,7 +27,7 @@ from dexter.metrics import overfetch
 from dexter.model.model import Model
 from dexter.predict.predictor import Predictor
 from dexter.predict.rank import RankingChoice
-from dexter.types import HeadName
+from dexter.types import HeadName, Side
 
 KS = (1, 3, 5, 10, 100)
 OVERALL = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "nDCG@5", "R@10", "R@100")
@@ -55,7 +57,8 @@ def train_recipe(dataset: Dataset, trial: Trial) -> Measured:
         finished = train(dataset, recipe=trial.recipe, out=Path(folder) / "run", overrides=overrides)
         cpu_seconds = time.process_time() - started
         model = Predictor.load(finished.path).model
-        metrics = {head: _evaluate_head(model, dataset, head) for head in model.heads} | _unnormalised(model, dataset)
+        metrics = {head: _evaluate_head(model, dataset, head) for head in model.heads}
+        metrics |= _unnormalised(model, dataset) | _words_alone(model, dataset)
         facts = _sizes(dataset) | _pool(finished.path / "metrics.jsonl")
     return Measured(metrics=metrics, cpu_seconds=cpu_seconds, facts=facts)
 
@@ -85,6 +88,19 @@ def _unnormalised(model: Model, dataset: Dataset) -> dict[str, dict[str, float]]
             score_report(ids, test, dataset.train.relevance, ks=_ks(dataset), num_resamples=0), groups=False
         )
     return found
+
+
+def _words_alone(model: Model, dataset: Dataset) -> dict[str, dict[str, float]]:
+    """Score an encoder whose labels share vectors (DEXA) without these: labels by their words, as new ones are."""
+    encoder = model.encoder
+    if not isinstance(encoder, StaticArrays) or len(set(encoder.tokens.label_rows)) == len(encoder.tokens.known_labels):
+        return {}
+    features = encoder.tokenize(model.labels.texts, side="label")
+    is_word = features.ids % encoder.tokens.num_rows < encoder.tokens.first_label_row
+    ends = np.concatenate([[0], np.cumsum(is_word)])
+    words = Tokens(ids=features.ids[is_word], offsets=ends[features.offsets])
+    bare = replace(model, representations_LD=encoder.embed(words))
+    return {"encoder, words alone": _evaluate_head(bare, dataset, "encoder")}
 
 
 def hold_labels_out(dataset: Dataset, trial: Trial) -> Measured:
@@ -177,6 +193,18 @@ def fine_tune_pairs(dataset: Dataset, trial: Trial) -> Measured:
     )
 
 
+def run_untrained(dataset: Dataset, trial: Trial) -> Measured:
+    """Score MiniLM as it was published."""
+    from dexter.config import load_config
+    from dexter.encoders import build_encoder
+
+    encoder = build_encoder(load_config("dexml", ENCODERS["MiniLM"] | dict(trial.settings)).encoder, [], [])
+    started, test = time.process_time(), test_split(dataset)
+    sides: dict[Side, list[str]] = {"query": list(test.texts), "label": list(dataset.label_texts)}
+    queries, labels = (encoder.embed(encoder.tokenize(texts, side=side)) for side, texts in sides.items())
+    return _scored(dataset, search(queries, labels, max(_ks(dataset)) + overfetch(test.filtered)).ids, started)
+
+
 def plan_step(dataset: Dataset, trial: Trial) -> Measured:
     """Plan a step of a paper's run from published counts: parameters, memory, operations. Nothing is trained."""
     from dexter.planning.plan import plan_counts
@@ -263,6 +291,7 @@ MEASURES: dict[str, Callable[[Dataset, Trial], Measured]] = {
     "recipe": train_recipe,
     "held-out labels": hold_labels_out,
     "sentence-transformers": fine_tune_pairs,
+    "untrained": run_untrained,
     "plan": plan_step,
     "neighbours": run_neighbours,
     "one-vs-all": run_one_vs_all,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.claims.claim import RULE, WITHOUT_CHANCE, Claim, Results, Row, Study
+from bench.claims.claim import FEWEST_SEEDS, RULE, WITHOUT_CHANCE, Claim, Results, Row, Study
 from bench.claims.intervals import Estimate
 from bench.claims.plots import save_plots
 from bench.claims.runner import find_missing
@@ -26,7 +26,7 @@ HEAD = """# The papers' claims, tried
 What the papers of DEXML and UniDEC claim, tried on data that can be looked at: small fixed samples, the static encoder
 of this project with a short schedule (and MiniLM where a table says so), several seeds. This tells whether a claim
 carries over to such data and encoders; it says nothing against the papers' own tables, which were made with DistilBERT,
-100 to 150 epochs and GPUs. Repeat a claim with `python -m bench.claims run NUMBER` (how: `bench/README.md`).
+100 to 150 epochs and GPUs. Repeat a claim with `python -m bench.claims run NUMBER`.
 """
 
 
@@ -44,12 +44,13 @@ def write_page(claims: Sequence[Claim], *, records: Path = RECORDS, docs: Path =
 
 
 def _overview(results: Sequence[Results]) -> str:
-    lines = ["| | claim | verdict | yes / no / open |", "|---|---|---|---|"]
+    lines = ["| | claim | verdict | yes / no / open | trials run |", "|---|---|---|---|---|"]
     for one in results:
         found = [outcome for _, _, outcome, _ in one.outcomes()]
         counts = " / ".join(str(found.count(name)) for name in ("yes", "no", "open"))
         link = f"[{one.claim.title}](#{_anchor(one.claim)})"
-        lines.append(f"| {one.claim.number} | {link} | {one.verdict()} | {counts} |")
+        num_run, num_trials = one.progress()
+        lines.append(f"| {one.claim.number} | {link} | {one.verdict()} | {counts} | {num_run} of {num_trials} |")
     return "\n".join(lines) + "\n"
 
 
@@ -73,17 +74,37 @@ Samples, drawn once (seed 0), with the labels that their training queries have:
 
 
 def _section(results: Results, plot: str | None) -> str:
-    claim = results.claim
+    (num_run, num_trials), claim = results.progress(), results.claim
+    so_far = "" if num_run == num_trials else " so far"
     parts = [
         f"## {claim.number}. {claim.title}",
         f"**Claim.** {claim.text}\n",
         f"*Source:* {claim.source}. *Setting:* {claim.setting}\n",
-        f"**Verdict: {results.verdict()}.** {claim.why}\n" + _missing(results),
+        f"**Verdict{so_far}: {results.verdict()}.** {_explanation(results)}\n" + _missing(results),
         *([f"![{claim.title}](plots/{plot})\n"] if plot else []),
         *(_table(results, study) for study in claim.studies if _has_records(results, study)),
         _comparisons(results),
     ]
     return "\n".join(parts)
+
+
+def _explanation(results: Results) -> str:
+    """Say what we make of a claim, as far as it has been run, and which trials these words are about."""
+    (num_run, num_trials), claim = results.progress(), results.claim
+    sentences = []
+    if not results.outcomes():
+        most = max(study.seeds for study in claim.studies)
+        one_or_more = "one seed" if most == 1 else f"{most} seeds"
+        sentences.append(
+            f"A comparison needs {FEWEST_SEEDS} seeds of both its rows, and "
+            + (f"these tables have {one_or_more}: " if most < FEWEST_SEEDS else "none has them yet: ")
+            + "nothing is judged."
+        )
+    if claim.why and num_run:
+        sentences.append(claim.why)
+        if claim.seen != num_run:
+            sentences.append(f"(Written when {claim.seen} of now {num_trials} trials had been run.)")
+    return " ".join(sentences)
 
 
 def _missing(results: Results) -> str:
@@ -124,7 +145,8 @@ def _caption(results: Results, study: Study, rows: Sequence[Row]) -> str:
     labels = f", {facts['labels']:,} labels" if "labels" in facts else ""
     if all(row.measure in WITHOUT_CHANCE for row in rows):
         return f"From {study.sample}:"
-    return f"`{study.sample}`{labels}, {study.encoder} encoder, {seeds} seed{'s' if seeds != '1' else ''}:"
+    unjudged = f" (too few to judge: {FEWEST_SEEDS} are needed)" if study.seeds < FEWEST_SEEDS else ""
+    return f"`{study.sample}`{labels}, {study.encoder} encoder, {seeds} seed{'s' if seeds != '1' else ''}{unjudged}:"
 
 
 def _cell(name: str, estimate: Estimate | None) -> str:

@@ -37,7 +37,7 @@ PUBLISHED_COUNTS = "published counts"
 SAMPLES = {
     "stackexchange4": Sample("stackexchange4"),
     "stackexchange4-5k": Sample("stackexchange4", 5_000, 2_000),
-    "stackexchange4-2k": Sample("stackexchange4", 2_000, 1_000),
+    "stackexchange4-mini": Sample("stackexchange4", 750, 500, 300),
     "debian-5k": Sample("debian-related", 5_000, 2_000),
     "delicious-5k": Sample("delicious-bow", 5_000, 2_000),
     "yso-5k": Sample("yso-finna-en", 5_000, 2_000, 2_000),

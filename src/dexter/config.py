@@ -74,6 +74,9 @@ class EncoderConfig:
     """Static: number of hashed vectors that n-grams share."""
     label_vectors: bool = False
     """Static: each label text also has a vector of its own, so that labels that share all words can differ."""
+    labels_per_vector: int = 1
+    """Static, with `label_vectors`: similar labels share a vector (DEXA), at most this many; 1: each has its own. The
+    clusters of labels are made once, before training."""
     positions: bool = True
     """Static: learn how much a token counts by its position in the query (titles come first)."""
 
@@ -84,6 +87,13 @@ class EncoderConfig:
         _require(0.0 <= self.token_dropout < 1.0, "encoder.token_dropout", "at least 0 and below 1")
         _require(self.ngrams >= 1, "encoder.ngrams", "1 or more")
         _require(self.ngram_buckets > 0, "encoder.ngram_buckets", "above 0")
+        _require(self.labels_per_vector >= 1, "encoder.labels_per_vector", "1 or more")
+        _require(
+            self.labels_per_vector == 1 or (self.label_vectors and self.kind == "static"),
+            "encoder.labels_per_vector",
+            "1 (a vector per label) unless encoder.label_vectors is true and encoder.kind is static: transformers have "
+            "no vectors of labels",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,17 @@ def test_a_device_that_is_not_there_is_a_usage_error(world, tmp_path, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
-CLASSIFIER_RECIPES = ["dexml-hnm", "ance", "ngame", "siamesexml", "supconde", "unidec", "unidec-pos-clf", "renee"]
+CLASSIFIER_RECIPES = [
+    "dexml-hnm",
+    "ance",
+    "ngame",
+    "dexa",
+    "siamesexml",
+    "supconde",
+    "unidec",
+    "unidec-pos-clf",
+    "renee",
+]
 
 
 def quick(recipe):

@@ -95,6 +95,7 @@ def build_encoder(
         pretrained=config.pretrained,
         dimension=config.dimension,
         label_vectors=config.label_vectors,
+        labels_per_vector=config.labels_per_vector,
         max_words=config.words,
         seed=seed,
     )

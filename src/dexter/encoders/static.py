@@ -35,6 +35,7 @@ from dexter.encoders.static_arrays import (
     StaticArrays,
     StaticSettings,
     StaticTokenizer,
+    count_label_rows,
     hash_texts,
 )
 from dexter.errors import ModelError
@@ -74,11 +75,16 @@ class StaticEncoder(nn.Module):
         pretrained: str = "minilm",
         dimension: int = 0,
         label_vectors: bool = False,
+        labels_per_vector: int = 1,
         max_words: int = 100_000,
         min_count: int = MIN_WORD_COUNT,
         seed: int = 0,
     ) -> StaticEncoder:
-        """Build an encoder with the vocabulary of the data and pretrained vectors; call `weigh_tokens` next."""
+        """Build an encoder with the vocabulary of the data and pretrained vectors; call `weigh_tokens` next.
+
+        Which labels share a vector, if more than one does, is to be set by `tokens.share_label_rows`; all these vectors
+        are zero at first.
+        """
         vocabulary = build_vocabulary(
             query_texts,
             label_texts,
@@ -89,9 +95,16 @@ class StaticEncoder(nn.Module):
             seed=seed,
         )
         known_labels = np.unique(hash_texts(label_texts if label_vectors else []))
-        extra_rows = settings.ngram_buckets + len(known_labels)
+        num_label_rows = count_label_rows(len(known_labels), labels_per_vector)
+        extra_rows = settings.ngram_buckets + num_label_rows
         table_RD = torch.cat([vocabulary.table_VD, torch.zeros(extra_rows, vocabulary.table_VD.shape[1])])
-        tokens = StaticTokenizer(vocabulary.tokenizer, settings, num_rows=len(table_RD), known_labels=known_labels)
+        tokens = StaticTokenizer(
+            vocabulary.tokenizer,
+            settings,
+            num_rows=len(table_RD),
+            known_labels=known_labels,
+            label_rows=np.arange(len(known_labels)) % max(1, num_label_rows),
+        )
         return cls(tokens, table_RD)
 
     def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:

@@ -11,6 +11,7 @@ Shapes: N texts, T features of all texts end to end, R rows of the table, D dime
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -62,8 +63,9 @@ class StaticTokenizer:
         tokenizer: without padding and truncation.
         settings: lengths, n-grams.
         num_rows: of the table.
-        known_labels: hashes of the label texts that have a row of their own, ascending; these rows are the last of the
-            table.
+        known_labels: hashes of the label texts that have a row beside their words, ascending; these rows are the last
+            of the table.
+        label_rows: which of these rows each of them has, counted from the first; one each, in order, if None.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class StaticTokenizer:
         *,
         num_rows: int,
         known_labels: NDArray[np.int64] = _NO_LABELS,
+        label_rows: NDArray[np.int64] | None = None,
     ) -> None:
         self.tokenizer, self.settings, self.num_rows, self.known_labels = tokenizer, settings, num_rows, known_labels
+        self.label_rows = np.arange(len(known_labels)) if label_rows is None else label_rows
         lengths: dict[Side, int] = {"query": settings.max_length_query, "label": settings.max_length_label}
         self._limited: dict[Side, LimitedTokenizer] = {
             side: LimitedTokenizer(tokenizer, max_length=length, max_characters=length * _CHARACTERS_PER_TOKEN)
@@ -105,6 +109,17 @@ class StaticTokenizer:
         """Cut a query text into windows of the length that is read."""
         return self._limited["query"].split(text)
 
+    @property
+    def first_label_row(self) -> int:
+        """The first row of the table that belongs to labels."""
+        return self.num_rows - (int(self.label_rows.max()) + 1 if len(self.label_rows) else 0)
+
+    def share_label_rows(self, label_texts: Sequence[str], clusters: Sequence[NDArray[np.integer]]) -> None:
+        """Let the labels of a cluster have one row in common; clusters hold places among all known label texts."""
+        places = np.searchsorted(self.known_labels, hash_texts(label_texts))
+        owners = np.repeat(np.arange(len(clusters)), [len(members) for members in clusters])
+        self.label_rows[places[np.concatenate(clusters)]] = owners
+
     def _add_ngrams(
         self,
         ids: NDArray[np.int64],
@@ -115,7 +130,7 @@ class StaticTokenizer:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Add hashed n-grams, each with the position of its first token."""
         parts, owners = [features], [rows]
-        first_row = self.num_rows - self.settings.ngram_buckets - len(self.known_labels)
+        first_row = self.first_label_row - self.settings.ngram_buckets
         hashed = ids.astype(np.uint64)
         for length in range(2, self.settings.ngrams + 1):
             hashed = hashed[:-1] * np.uint64(0x9E3779B97F4A7C15) + ids[length - 1 :].astype(np.uint64) + np.uint64(1)
@@ -128,11 +143,11 @@ class StaticTokenizer:
     def _add_label_rows(
         self, features: NDArray[np.int64], rows: NDArray[np.int64], texts: Sequence[str]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Add to each label text that was known when the encoder was built the feature of its own row."""
+        """Add to each label text that was known when the encoder was built the feature of its own or shared row."""
         known, hashes = self.known_labels, hash_texts(texts)
         places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
         found = np.flatnonzero(known[places] == hashes)
-        own = self.num_rows - len(known) + places[found]
+        own = self.first_label_row + self.label_rows[places[found]]
         return _merge([features, own + LABEL_BUCKET * self.num_rows], [rows, found])
 
 
@@ -184,6 +199,7 @@ class StaticArrays:
         settings, tokenizer = self.tokens.settings, self.tokens.tokenizer
         arrays: dict[str, NDArray[Any]] = {
             "known_labels": self.tokens.known_labels,
+            "label_rows": self.tokens.label_rows,
             "position_weights": self.position_weights,
             "table": self.table_RD,
             "token_weights": self.token_weights_R,
@@ -229,16 +245,21 @@ class StaticArrays:
         arrays = read_tensors(folder / _WEIGHTS_FILE)
         try:
             table_RD, known_labels = arrays["table"], arrays["known_labels"]
+            label_rows = arrays.get("label_rows", np.arange(len(known_labels)))
             token_weights_R, position_weights = arrays["token_weights"], arrays["position_weights"]
             found = (table_RD.ndim, token_weights_R.shape, position_weights.shape, known_labels.dtype.kind)
-            if found != (2, table_RD.shape[:1], (NUM_POSITIONS,), "i"):
+            if found != (2, table_RD.shape[:1], (NUM_POSITIONS,), "i") or label_rows.shape != known_labels.shape:
                 raise KeyError("shapes")
+            if len(label_rows) and not 0 <= label_rows.min() <= label_rows.max() < len(table_RD):
+                raise KeyError("label_rows")
             settings = StaticSettings(**described)
             tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER_FILE))
         except Exception as error:  # `tokenizers` raises plain exceptions
             raise ModelError(f"{folder}: not a static encoder of this version ({error})") from None
         return cls(
-            tokens=StaticTokenizer(tokenizer, settings, num_rows=len(table_RD), known_labels=known_labels),
+            tokens=StaticTokenizer(
+                tokenizer, settings, num_rows=len(table_RD), known_labels=known_labels, label_rows=label_rows
+            ),
             table_RD=table_RD,
             token_weights_R=token_weights_R,
             position_weights=position_weights,
@@ -257,6 +278,13 @@ def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:
     """Return a 64-bit hash of each text."""
     digests = (hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), dtype=np.int64)
+
+
+def count_label_rows(num_labels: int, labels_per_vector: int) -> int:
+    """Return how many rows labels have: one each, or one for each of 2^n clusters of at most so many labels."""
+    if labels_per_vector == 1 or not num_labels:
+        return num_labels
+    return 1 << max(0, math.ceil(math.log2(num_labels / labels_per_vector)))
 
 
 def _buckets(positions: NDArray[np.int64], side: Side) -> NDArray[np.int64]:

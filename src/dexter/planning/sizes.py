@@ -22,6 +22,7 @@ from dexter.config import MAX_VALIDATION_QUERIES, Config, EncoderConfig
 from dexter.data import Dataset
 from dexter.encoders import build_encoder
 from dexter.encoders.static import MIN_WORD_COUNT
+from dexter.encoders.static_arrays import count_label_rows
 from dexter.errors import UsageError
 from dexter.training.optimizers import MAX_SPARSE_SHARE
 
@@ -281,7 +282,7 @@ def _with_table(sizes: Sizes, dataset: Dataset, config: Config) -> Sizes:
     vocabulary, texts = known | of_labels | frequent, texts_per_step(sizes, config)
     of_batch = set(_count_words(spread(dataset.train.texts, config.batch.size))) & vocabulary
     of_pool = set(_count_words(spread(dataset.label_texts, texts))) if texts else set()
-    touched = len(of_batch | of_pool) + (texts if config.encoder.label_vectors else 0)
+    touched = len(of_batch | of_pool) + min(texts, label_rows(config.encoder, sizes.num_label_texts))
     deciding = touched if config.batch.pool == "all" else len(of_batch)
     return replace(sizes, touched_rows=min(touched, rows), sparse=deciding < MAX_SPARSE_SHARE * rows)
 
@@ -290,7 +291,12 @@ def table_rows(config: EncoderConfig, num_words: int, num_label_texts: int) -> i
     """Return the rows of a static encoder's token table: words, word pieces, word n-grams and labels."""
     rows = num_words + (0 if config.pretrained == "none" else WORD_PIECES)
     rows += config.ngram_buckets if config.ngrams > 1 else 0
-    return rows + (num_label_texts if config.label_vectors else 0)
+    return rows + label_rows(config, num_label_texts)
+
+
+def label_rows(config: EncoderConfig, num_label_texts: int) -> int:
+    """Return how many of these rows belong to labels."""
+    return count_label_rows(num_label_texts, config.labels_per_vector) if config.label_vectors else 0
 
 
 def _frequent_words(texts: Sequence[str], characters: int, config: Config) -> set[str]:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dexter.batches.clusters import balanced_clusters
 from dexter.batches.pool import count_relevant_pairs, restrict
 from dexter.batches.sampler import Sampler
 from dexter.config import Config
@@ -128,6 +129,16 @@ def train(
         return read_run(folder)
 
 
+def share_label_vectors(
+    encoder: StaticEncoder, label_texts: Sequence[str], config: Config, processes: ProcessGroup
+) -> None:
+    """Let similar labels share a vector: balanced clusters of what the encoder makes of their texts before training."""
+    vectors_LD = encoder.embed(encoder.tokenize(label_texts, side="label"))
+    largest = config.encoder.labels_per_vector
+    clusters = balanced_clusters(vectors_LD, largest, seed=config.seed, processes=processes)
+    encoder.tokens.share_label_rows(label_texts, clusters)
+
+
 class Trainer:
     """The state of a run and the steps that change it; every process has one."""
 
@@ -154,6 +165,8 @@ class Trainer:
         if isinstance(self.encoder, StaticEncoder):
             self.encoder.weigh_tokens(self.query_tokens)
         broadcast_weights(processes, self.encoder)
+        if isinstance(self.encoder, StaticEncoder) and config.encoder.labels_per_vector > 1:
+            share_label_vectors(self.encoder, label_texts, config, processes)
         held_texts = [label_texts[text] for text in self.shard.texts]
         self.label_tokens = self.encoder.tokenize(held_texts, side="label", progress=processes.is_first)
         counts = np.bincount(self.train_split.relevance.indices, minlength=dataset.num_labels)
