@@ -165,6 +165,7 @@ def test_one_seed_decides_nothing_and_the_page_says_what_is_missing(tmp_path):
     pytest.importorskip("matplotlib")
     write_page([CLAIM], records=tmp_path, docs=tmp_path / "docs")
     page = (tmp_path / "docs" / "claims.md").read_text()
+    assert "**Verdict so far: cannot be told.**" in page and "| 0 / 0 / 0 | 2 of 6 |" in page
     assert "Not run yet: 4 of 6 trials (static)" in page
     assert "A comparison needs 3 seeds of both its rows, and none has them yet: nothing is judged. Because. " in page
     assert "(Written when 6 of now 6 trials had been run.)" in page

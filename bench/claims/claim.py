@@ -14,14 +14,14 @@ Outcome = Literal["yes", "no", "open", "not run"]
 Verdict = Literal["holds", "holds in part", "does not hold here", "cannot be told"]
 RULE = """Each comparison of a claim is made in each of its tables: the difference of two rows, paired by seed, with its
 95% interval (Student's t over three seeds or more). It is a *yes* if the whole interval is on the side that the claim
-says, a *no* if it is on the other side, and *open* otherwise. A claim **cannot be told** if more than half of its
-comparisons are open, **holds** if none is a no, **does not hold here** if none is a yes, and **holds in part**
-otherwise."""
+says, a *no* if it is on the other side, and *open* otherwise; where a row has fewer seeds it is left out. A claim
+**cannot be told** if more than half of its comparisons are open, **holds** if none is a no, **does not hold here** if
+none is a yes, and **holds in part** otherwise. A verdict is *so far* while trials are missing."""
 
 
 FEWEST_SEEDS = 3
 """Seeds that a comparison needs."""
-WITHOUT_CHANCE = ("neighbours", "one-vs-all", "plan")
+WITHOUT_CHANCE = ("neighbours", "one-vs-all", "plan", "untrained")
 """Measures that draw no random numbers and read no settings of a study: they are run once."""
 
 

@@ -27,7 +27,7 @@ from dexter.metrics import overfetch
 from dexter.model.model import Model
 from dexter.predict.predictor import Predictor
 from dexter.predict.rank import RankingChoice
-from dexter.types import HeadName
+from dexter.types import HeadName, Side
 
 KS = (1, 3, 5, 10, 100)
 OVERALL = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "nDCG@5", "R@10", "R@100")
@@ -193,6 +193,18 @@ def fine_tune_pairs(dataset: Dataset, trial: Trial) -> Measured:
     )
 
 
+def run_untrained(dataset: Dataset, trial: Trial) -> Measured:
+    """Score MiniLM as it was published."""
+    from dexter.config import load_config
+    from dexter.encoders import build_encoder
+
+    encoder = build_encoder(load_config("dexml", ENCODERS["MiniLM"] | dict(trial.settings)).encoder, [], [])
+    started, test = time.process_time(), test_split(dataset)
+    sides: dict[Side, list[str]] = {"query": list(test.texts), "label": list(dataset.label_texts)}
+    queries, labels = (encoder.embed(encoder.tokenize(texts, side=side)) for side, texts in sides.items())
+    return _scored(dataset, search(queries, labels, max(_ks(dataset)) + overfetch(test.filtered)).ids, started)
+
+
 def plan_step(dataset: Dataset, trial: Trial) -> Measured:
     """Plan a step of a paper's run from published counts: parameters, memory, operations. Nothing is trained."""
     from dexter.planning.plan import plan_counts
@@ -279,6 +291,7 @@ MEASURES: dict[str, Callable[[Dataset, Trial], Measured]] = {
     "recipe": train_recipe,
     "held-out labels": hold_labels_out,
     "sentence-transformers": fine_tune_pairs,
+    "untrained": run_untrained,
     "plan": plan_step,
     "neighbours": run_neighbours,
     "one-vs-all": run_one_vs_all,

@@ -44,12 +44,13 @@ def write_page(claims: Sequence[Claim], *, records: Path = RECORDS, docs: Path =
 
 
 def _overview(results: Sequence[Results]) -> str:
-    lines = ["| | claim | verdict | yes / no / open |", "|---|---|---|---|"]
+    lines = ["| | claim | verdict | yes / no / open | trials run |", "|---|---|---|---|---|"]
     for one in results:
         found = [outcome for _, _, outcome, _ in one.outcomes()]
         counts = " / ".join(str(found.count(name)) for name in ("yes", "no", "open"))
         link = f"[{one.claim.title}](#{_anchor(one.claim)})"
-        lines.append(f"| {one.claim.number} | {link} | {one.verdict()} | {counts} |")
+        num_run, num_trials = one.progress()
+        lines.append(f"| {one.claim.number} | {link} | {one.verdict()} | {counts} | {num_run} of {num_trials} |")
     return "\n".join(lines) + "\n"
 
 
@@ -73,12 +74,13 @@ Samples, drawn once (seed 0), with the labels that their training queries have:
 
 
 def _section(results: Results, plot: str | None) -> str:
-    claim = results.claim
+    (num_run, num_trials), claim = results.progress(), results.claim
+    so_far = "" if num_run == num_trials else " so far"
     parts = [
         f"## {claim.number}. {claim.title}",
         f"**Claim.** {claim.text}\n",
         f"*Source:* {claim.source}. *Setting:* {claim.setting}\n",
-        f"**Verdict: {results.verdict()}.** {_explanation(results)}\n" + _missing(results),
+        f"**Verdict{so_far}: {results.verdict()}.** {_explanation(results)}\n" + _missing(results),
         *([f"![{claim.title}](plots/{plot})\n"] if plot else []),
         *(_table(results, study) for study in claim.studies if _has_records(results, study)),
         _comparisons(results),

@@ -38,7 +38,7 @@ PUBLISHED_COUNTS = "published counts"
 SAMPLES = {
     "stackexchange4-half": Sample("stackexchange4", 16_718),
     "stackexchange4-5k": Sample("stackexchange4", 5_000, 2_000),
-    "stackexchange4-1k": Sample("stackexchange4", 1_000, 500, 300),
+    "stackexchange4-mini": Sample("stackexchange4", 750, 500, 300),
     "debian-5k": Sample("debian-related", 5_000, 2_000),
     "delicious-5k": Sample("delicious-bow", 5_000, 2_000),
     "yso-5k": Sample("yso-finna-en", 5_000, 2_000, 2_000),

@@ -10,10 +10,17 @@ TEXTS = ["the river stone", "a cloud of amber amber", "violin and river", "", "u
 LABELS = ["river stone", "amber violin", "zebra"]
 
 
-def build(label_vectors=False, **settings):
+def build(label_vectors=False, labels_per_vector=1, **settings):
     settings = StaticSettings(**settings)
     encoder = StaticEncoder.build(
-        TEXTS, LABELS, settings, pretrained="none", dimension=8, min_count=1, label_vectors=label_vectors
+        TEXTS,
+        LABELS,
+        settings,
+        pretrained="none",
+        dimension=8,
+        min_count=1,
+        label_vectors=label_vectors,
+        labels_per_vector=labels_per_vector,
     )
     encoder.weigh_tokens(encoder.tokenize(TEXTS, side="query"))
     return encoder
@@ -140,6 +147,27 @@ def test_label_vectors_belong_to_labels_only():
     torch.testing.assert_close(embedded(encoder, ["river"], "label"), embedded(plain, ["river"], "label"))
 
 
+def test_labels_of_a_cluster_share_a_vector():
+    encoder = build(label_vectors=True, labels_per_vector=2, positions=False)
+    encoder.tokens.share_label_rows(LABELS, [np.array([0, 2]), np.array([1])])
+    assert encoder.tokens.first_label_row == encoder.num_rows - 2
+    with torch.no_grad():
+        encoder.table[-2:].normal_(generator=torch.Generator().manual_seed(0))
+        encoder.token_weights.zero_()
+    for text, row in zip(LABELS, (-2, -1, -2), strict=True):
+        words = encoder.tokens.tokenizer.encode(text).ids
+        total = encoder.table[words].sum(dim=0) + encoder.table[row]
+        torch.testing.assert_close(embedded(encoder, [text], "label")[0], (total / total.norm()).detach())
+
+
+def test_rows_of_labels_outside_the_table_are_refused(tmp_path):
+    encoder = build(label_vectors=True)
+    encoder.tokens.label_rows = encoder.tokens.label_rows + encoder.num_rows
+    encoder.save(tmp_path)
+    with pytest.raises(ModelError, match="label_rows"):
+        load_encoder(tmp_path)
+
+
 def test_dropout_is_for_training_queries_only():
     encoder = build(token_dropout=0.5)
     tokens = encoder.tokenize(["river stone violin amber cloud the of"], side="query")
@@ -169,7 +197,10 @@ def test_micro_batches_cover_every_text_once(tokens_per_batch):
     torch.testing.assert_close(whole, embed(encoder, tokens))
 
 
-@pytest.mark.parametrize("settings", [{}, {"ngrams": 3, "ngram_buckets": 32}, {"label_vectors": True}])
+SHARED = {"label_vectors": True, "labels_per_vector": 2, "ngrams": 2, "ngram_buckets": 32}
+
+
+@pytest.mark.parametrize("settings", [{}, {"ngrams": 3, "ngram_buckets": 32}, {"label_vectors": True}, SHARED])
 def test_saved_then_loaded_is_the_same(tmp_path, settings):
     encoder = build(**settings)
     with torch.no_grad():

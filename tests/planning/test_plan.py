@@ -26,7 +26,7 @@ def found(world):
     return plan(world, recipe="dexter", overrides=SMALL, clock=time.process_time)
 
 
-@pytest.mark.parametrize("recipe", ["dexter", "unidec", "infonce"])
+@pytest.mark.parametrize("recipe", ["dexter", "unidec", "infonce", "dexa"])
 def test_estimated_sizes_are_those_of_the_run(recipe, tmp_path):
     world = make_world(num_train=1_500, num_labels=150)
     config = resolve_presets(load_config(recipe, {**SMALL, "train.device": "cpu"}), world)
@@ -42,7 +42,7 @@ def test_estimated_sizes_are_those_of_the_run(recipe, tmp_path):
     assert steps_per_epoch(found, config) == trainer.steps_per_epoch
 
 
-@pytest.mark.parametrize("recipe", ["dexter", "unidec"])
+@pytest.mark.parametrize("recipe", ["dexter", "unidec", "dexa"])
 def test_disk_is_what_the_run_leaves(recipe, world, tmp_path):
     settings = {
         **SMALL,

@@ -9,6 +9,7 @@ from dexter.config import load_config
 from dexter.encoders import load_encoder
 from dexter.encoders.static_arrays import count_label_rows
 from dexter.errors import UsageError
+from dexter.evaluation.export_mean import export_mean
 from dexter.training.presets import resolve_presets
 from dexter.training.trainer import Trainer
 from tests.conftest import SMALL
@@ -66,6 +67,7 @@ def test_a_saved_run_keeps_who_shares(world, tmp_path):
     rows = labels.ids[labels.ids % encoder.tokens.num_rows >= encoder.tokens.first_label_row]
     assert len(rows) == world.num_labels
     assert len(set(rows.tolist())) == count_label_rows(world.num_labels, 3) < world.num_labels
+    assert "vectors of whole label texts" in export_mean(run.path, tmp_path / "mean").left_out
     encoder.save(tmp_path / "copy")
     copy = load_encoder(tmp_path / "copy")
     np.testing.assert_array_equal(copy.embed(copy.tokenize(world.label_texts, side="label")), encoder.embed(labels))

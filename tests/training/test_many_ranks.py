@@ -118,7 +118,7 @@ VARIANTS = [
 
 def test_some_recipes_on_three_ranks(tmp_path):
     world = make_world(num_train=200, num_labels=37)
-    cases = [("dexter", {}), ("dexml-topk", {"loss.k": 3}), ("ngame", {}), ("unidec-pos-clf", {})]
+    cases = [("dexter", {}), ("dexml-topk", {"loss.k": 3}), ("dexa", {}), ("unidec-pos-clf", {})]
     assert_equal_to_one_process(3, world, cases, tmp_path)
 
 

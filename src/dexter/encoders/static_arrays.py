@@ -284,7 +284,7 @@ def count_label_rows(num_labels: int, labels_per_vector: int) -> int:
     """Return how many rows labels have: one each, or one for each of 2^n clusters of at most so many labels."""
     if labels_per_vector == 1 or not num_labels:
         return num_labels
-    return 2 ** max(0, math.ceil(math.log2(num_labels / labels_per_vector)))
+    return 1 << max(0, math.ceil(math.log2(num_labels / labels_per_vector)))
 
 
 def _buckets(positions: NDArray[np.int64], side: Side) -> NDArray[np.int64]:
