@@ -164,7 +164,7 @@ def fine_tune_pairs(dataset: Dataset, trial: Trial) -> Measured:
     torch.manual_seed(trial.seed)
     budget, random = float(trial.settings["cpu_seconds"]), np.random.default_rng(trial.seed)
     model = SentenceTransformer(str(locate_minilm()), device="cpu")
-    model.max_seq_length = int(ENCODERS["MiniLM"]["encoder.max_length_query"])
+    model.max_seq_length = int((ENCODERS["MiniLM"] | dict(trial.settings))["encoder.max_length_query"])
     loss, optimizer = MultipleNegativesRankingLoss(model), torch.optim.AdamW(model.parameters(), lr=2e-5)
     rows, columns = dataset.train.relevance.nonzero()
     model.train()

@@ -29,13 +29,14 @@ class Sample:
         if not self.num_train:
             return f"all of {self.data}"
         which = f", the {self.num_labels:,} commonest labels, queries with two of them" if self.num_labels else ""
-        return f"{self.num_train:,} training and {self.num_test:,} test queries of {self.data}{which}"
+        num_test = f"{self.num_test:,}" if self.num_test else "all"
+        return f"{self.num_train:,} training and {num_test} test queries of {self.data}{which}"
 
 
 PUBLISHED_COUNTS = "published counts"
 """The sample of plans, which read no data."""
 SAMPLES = {
-    "stackexchange4": Sample("stackexchange4"),
+    "stackexchange4-half": Sample("stackexchange4", 16_718),
     "stackexchange4-5k": Sample("stackexchange4", 5_000, 2_000),
     "stackexchange4-mini": Sample("stackexchange4", 750, 500, 300),
     "debian-5k": Sample("debian-related", 5_000, 2_000),
@@ -78,9 +79,9 @@ def draw(dataset: Dataset, sample: Sample, name: str) -> Dataset:
 
 
 def _rows(split: Split, labels: np.ndarray, least: int, count: int) -> Split:
-    """Draw `count` queries that have at least `least` of the labels."""
+    """Draw `count` queries (0: all) that have at least `least` of the labels."""
     rows = np.flatnonzero(np.diff(csr_matrix(split.relevance[:, labels]).indptr) >= least)
-    return split.select(np.sort(np.random.default_rng(0).permutation(rows)[:count]))
+    return split.select(np.sort(np.random.default_rng(0).permutation(rows)[: count or None]))
 
 
 def _columns(split: Split, labels: np.ndarray) -> Split:
