@@ -76,6 +76,10 @@ class Clusters:
     recall: float
     """Share of the 20 nearest that are found, by a sample of the vectors themselves."""
 
+    def __post_init__(self) -> None:
+        # Made now: two threads that made `_wide_MD` at once would each fill an array of their own.
+        self._is_wide  # noqa: B018
+
     @classmethod
     def of(cls, vectors_MD: NDArray[np.float32], *, seed: int = 0) -> Clusters:
         """Make clusters of vectors of length one; takes about as long as searching a thousand of them."""
