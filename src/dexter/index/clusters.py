@@ -109,7 +109,7 @@ class Clusters:
 
     def vectors(self, rows: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return the vectors of some rows."""
-        return self.stored_MD[self._places_M[rows]].astype(np.float32, copy=False)
+        return np.asarray(self.stored_MD[self._places_M[rows]], dtype=np.float32)
 
     @property
     def vectors_LD(self) -> NDArray[np.float32]:
@@ -183,7 +183,7 @@ class Clusters:
         """Make them from stored arrays; raises KeyError or ValueError where they do not fit together."""
         starts, rows_M = np.concatenate([[0], arrays["cluster_ends"]]), arrays["cluster_rows"]
         centroids_CD, stored_MD = arrays["cluster_centroids"], arrays["cluster_vectors"]
-        expected = (len(starts) - 1, *stored_MD.shape[1:]), np.float32, len(rows_M), "i", "i"
+        expected = (len(starts) - 1, *stored_MD.shape[1:]), np.dtype(np.float32), len(rows_M), "i", "i"
         found = centroids_CD.shape, centroids_CD.dtype, len(stored_MD), rows_M.dtype.kind, starts.dtype.kind
         if found != expected or starts[-1] != len(rows_M) or (np.diff(starts) <= 0).any():
             raise ValueError("clusters that do not fit their vectors")

@@ -129,7 +129,7 @@ class ExactIndex:
 
     def vectors(self, rows: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return the vectors of some labels."""
-        return self.vectors_LD[rows]
+        return np.asarray(self.vectors_LD[rows])
 
     @cached_property
     def _prefixes(self) -> PrefixScan:
