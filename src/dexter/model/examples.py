@@ -137,11 +137,13 @@ def _widen(split: Split, num_labels: int) -> Split:
 
 
 def _join(first: Split, second: Split) -> Split:
-    from scipy.sparse import csr_matrix, vstack
+    from scipy.sparse import vstack
+
+    from dexter.data.dataset import csr_of_rows
 
     filtered = first.filtered
     if filtered is not None:
-        filtered = vstack([filtered, csr_matrix(second.relevance.shape, dtype=np.float32)]).tocsr()
+        filtered = vstack([filtered, csr_of_rows([[]] * len(second), second.relevance.shape[1])]).tocsr()
     relevance = vstack([first.relevance, second.relevance]).tocsr()
     return replace(
         first,
