@@ -391,8 +391,8 @@ class Block:
         chunk = self.matrix.plan.label_chunk
         starts = torch.arange(0, self.matrix.num_labels, chunk, device=columns.device)
         bounds = torch.searchsorted(columns, starts).tolist()[1:]
-        parts = (values.tensor_split(bounds) for values in (rows[order], columns % chunk, order))
-        return list(zip(*parts, strict=True))
+        by_tile = (rows[order].tensor_split(bounds), (columns % chunk).tensor_split(bounds), order.tensor_split(bounds))
+        return list(zip(by_tile[0], by_tile[1], by_tile[2], strict=True))
 
     def _score_pairs(self) -> Tensor:
         """Return the scores of the positive pairs, each the inner product of its two vectors."""
