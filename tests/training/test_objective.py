@@ -1,8 +1,10 @@
-"""Labels share the representations of equal texts."""
+"""Labels share the representations of equal texts; in training, vectors have room for the prior and are aligned."""
 
 import numpy as np
+import pytest
 import torch
 
+from dexter.encoders.heads import DualHead, LabelPrior
 from dexter.training.objective import spread
 from dexter.training.trainer import distinct_texts
 
@@ -18,3 +20,17 @@ def test_labels_have_the_rows_of_their_texts_without_a_copy_where_none_is_repeat
     assert spread(rows, np.arange(3)) is rows
     torch.testing.assert_close(spread(rows, np.array([0, 1, 0, 2, 1])), rows[[0, 1, 0, 2, 1]])
     torch.testing.assert_close(spread(rows, np.array([2, 0, 1])), rows[[2, 0, 1]])
+
+
+@pytest.mark.parametrize("width", [7, 8, 13])
+def test_training_scores_are_those_of_the_trained_head_plus_the_prior(width):
+    torch.manual_seed(0)
+    head = DualHead(temperature=0.1, prior=LabelPrior(np.array([3, 0, 9]), num_queries=12), normalize=True)
+    queries, labels = torch.randn(5, width), torch.randn(2, width)
+    in_training = head.queries(queries) @ head.labels(labels, torch.tensor([1, 2])).T
+    assert head.queries(queries).shape[1] % 8 == 0
+    expected = head.vectors(queries) @ head.vectors(labels).T + 0.1 * head.prior.bias[1:]
+    torch.testing.assert_close(in_training, expected)
+    trained = head.arrays()
+    in_use = np.hstack(trained.queries(queries.numpy(), 1.0)) @ np.hstack(trained.labels(labels.numpy(), slice(1, 3))).T
+    np.testing.assert_allclose(in_use, expected.detach().numpy(), atol=1e-5)

@@ -18,10 +18,13 @@ from dexter.index import ExactIndex
 from dexter.metrics import Ratio, score
 from dexter.model.lexical import LexicalIndex
 from dexter.model.model import Model
+from dexter.predict.calibration import FITTED_PLACES
 from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, VoteSettings
 from dexter.predict.rank import RankingChoice
 from dexter.predict.scoring import Scoring, read_scoring
+from dexter.training.presets import resolve_presets
 from dexter.training.run import make_splits
+from dexter.training.trainer import Trainer
 from dexter.training.tuning import Trial, choose_scoring, drop_unused, keep_training_queries
 from tests.conftest import SMALL, make_world
 
@@ -92,6 +95,24 @@ def test_a_trial_ranks_as_the_predictor_does(trained, world):
     trial = Trial(predictor.model, train, validation, metric="P@1")
     found = trial.rank(predictor.choice, 6)
     np.testing.assert_array_equal(found.ids, predictor.top(validation.texts, 6).ids)
+
+
+def test_a_run_is_tuned_on_what_its_validation_found(world, tmp_path, monkeypatch):
+    given = []
+
+    def choose(trial, **settings):
+        fresh = Trial(trial.model, trainer.train_split, trial.split, metric=trial.metric)
+        as_trained = RankingChoice(head=trial.model.default_head, dial=trial.model.default_dial)
+        given.extend(each.rank(as_trained, FITTED_PLACES) for each in (trial, fresh))
+        return choose_scoring(trial, **settings)
+
+    monkeypatch.setattr("dexter.training.trainer.choose_scoring", choose)
+    config = resolve_presets(load_config("dexter", SMALL), world)
+    trainer = Trainer(config, world, tmp_path)
+    trainer.run()
+    assert given[0].ids is not given[1].ids
+    np.testing.assert_allclose(given[0].scores, given[1].scores, atol=1e-5)
+    assert (given[0].ids == given[1].ids).mean() > 0.99  # labels with equal scores may change places
 
 
 AS_TRAINED = RankingChoice(head="encoder", dial=1.0)

@@ -8,7 +8,7 @@ from torch.nn.functional import softplus
 
 from dexter.losses.differentiable import check_temperature, differentiable
 from dexter.losses.softmax import LogSumExp, Reduction, check_reduction, positive_weights
-from dexter.losses.streaming import Block, Gradients, ScoreMatrix, Streaming
+from dexter.losses.streaming import Block, Gradients, ScoreMatrix, Streaming, without_negligible
 from dexter.positives import Positives
 
 
@@ -83,8 +83,9 @@ def _solve_block(block: Block, reduction: Reduction, *, scale: float) -> Tensor:
     pull = share * torch.sigmoid(excess)
     row_loss, row_weight = block.sums_by_row(share * softplus(excess), pull).unbind()
     if block.wants_gradients:
+        entries = -without_negligible(pull)
         for tile in block.sweep():
             negatives.weigh(tile, row_weight)
+            block.place_pairs(tile, entries)
             block.push(tile)
-        block.push_pairs(-pull)
     return row_loss.sum()

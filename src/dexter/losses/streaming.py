@@ -6,7 +6,8 @@ entries at the positive pairs). A loss is computed from four operations, none of
 1. `ScoreMatrix.blocks()` yields blocks of queries, each with its positive pairs and their scores;
 2. `Block.sweep()` yields the tiles of scores of a block, as often as needed, to compute statistics per row;
 3. `Block.push(tile)`, once the tile holds entries of G, adds G y to the queries' gradient and G^T q to the labels';
-4. `Block.push_pairs(values)` does the same for the entries of G at the positive pairs.
+4. `Block.push_pairs(values)` does the same for the entries of G at the positive pairs. A loss whose tiles have nothing
+   at these pairs puts them there instead (`Block.place_pairs`): the products of `push` then carry them at no cost.
 
 There are two modes. With *tiles* the scores of a block against all labels stay in memory between sweeps: three matrix
 products (scores, query gradients, label gradients), which is the minimum. With *chunks* only one chunk of labels is in
@@ -21,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -282,7 +284,6 @@ class Block:
         """The sum over labels of G y, not yet multiplied by the multiplier."""
         self._filled = False
         self._masked = self._split_by_tile(matrix.masked)
-        self._positives_by_tile = [] if matrix.offsets_L is None else self._split_by_tile(matrix.positives)
         self.rows_P, self.columns_P = self.pairs(matrix.positives)
         """Rows of the positive pairs, counted within the block, and their labels."""
         self.scores_P = self._score_pairs()
@@ -297,6 +298,10 @@ class Block:
     def wants_gradients(self) -> bool:
         """Whether any gradient is to be computed."""
         return self.matrix.gradients.wanted
+
+    @cached_property
+    def _positives_by_tile(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        return self._split_by_tile(self.matrix.positives)
 
     def sweep(self) -> Iterator[Tile]:
         """Yield all tiles of the block: kept ones as the last sweep left them, others computed again."""
@@ -333,6 +338,12 @@ class Block:
         if label_sums is not None:
             label_sums[tile.columns].addmm_(tile.scores.T, self.queries_bD)
 
+    def place_pairs(self, tile: Tile, values_P: Tensor) -> None:
+        """Add entries of G at the positive pairs to a tile that holds entries of G, before it is pushed."""
+        if self._positives_by_tile:
+            rows, columns, places = self._positives_by_tile[tile.index]
+            tile.scores.index_put_((rows, columns), values_P[places], accumulate=True)
+
     def push_pairs(self, values_P: Tensor) -> None:
         """Add entries of G at the positive pairs to both gradients."""
         label_sums = self.matrix.gradients.labels
@@ -352,7 +363,7 @@ class Block:
     def _mask(self, tile: Tile) -> None:
         """Set the scores of masked pairs to minus infinity."""
         if self._masked:
-            rows, columns = self._masked[tile.index]
+            rows, columns, _ = self._masked[tile.index]
             if len(rows):
                 tile.scores[rows, columns] = -torch.inf
 
@@ -361,15 +372,18 @@ class Block:
         if self.matrix.offsets_L is None:
             return
         if self._positives_by_tile:
-            rows, columns = self._positives_by_tile[tile.index]
+            rows, columns, _ = self._positives_by_tile[tile.index]
             positive_scores = tile.scores[rows, columns]
             tile.scores.add_(self.matrix.offsets_L[tile.columns])
             tile.scores[rows, columns] = positive_scores
         else:
             tile.scores.add_(self.matrix.offsets_L[tile.columns])
 
-    def _split_by_tile(self, pairs: Positives) -> list[tuple[Tensor, Tensor]]:
-        """Return the rows and columns, counted within the tile, of each tile's pairs; nothing if there are no pairs."""
+    def _split_by_tile(self, pairs: Positives) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return the rows and columns, counted within the tile, of each tile's pairs, and their places among the pairs.
+
+        Nothing if there are no pairs.
+        """
         rows, columns = self.pairs(pairs)
         if not len(rows):
             return []
@@ -377,7 +391,8 @@ class Block:
         chunk = self.matrix.plan.label_chunk
         starts = torch.arange(0, self.matrix.num_labels, chunk, device=columns.device)
         bounds = torch.searchsorted(columns, starts).tolist()[1:]
-        return list(zip(rows[order].tensor_split(bounds), (columns % chunk).tensor_split(bounds), strict=True))
+        by_tile = (rows[order].tensor_split(bounds), (columns % chunk).tensor_split(bounds), order.tensor_split(bounds))
+        return list(zip(by_tile[0], by_tile[1], by_tile[2], strict=True))
 
     def _score_pairs(self) -> Tensor:
         """Return the scores of the positive pairs, each the inner product of its two vectors."""

@@ -31,6 +31,7 @@ from dexter.index import place, search_shards
 from dexter.metrics import overfetch, remove_filtered, score
 from dexter.model.labels import Labels
 from dexter.model.model import Model
+from dexter.predict.calibration import FITTED_PLACES
 from dexter.predict.scoring import SCORING_FILE, Scoring, choose_ranking
 from dexter.processes import LabelShard, SingleProcess
 from dexter.recipes import DEFAULT_RECIPE
@@ -64,6 +65,7 @@ from dexter.training.run import (
     was_started_by,
 )
 from dexter.training.tuning import Trial, choose_scoring, drop_unused, keep_training_queries
+from dexter.types import TopK
 
 log = logging.getLogger("dexter")
 _LOG_STEPS = 10
@@ -212,6 +214,8 @@ class Trainer:
         """Seconds of steps (batch, encode, loss, backward, update), refreshes (embed, cluster, mine) and the rest
         (validation, checkpoint, tuning)."""
         self.validation_tokens: Tokens | None = None
+        self.validation_found: TopK | None = None
+        """The best labels of the validation queries by the best model, where this process has searched all labels."""
         self.unpublished: Model | None = None
         """The best model so far, where it is not on disk yet; it shares the weights that the next step changes."""
         self.label_cache: LabelCache | None = None
@@ -452,7 +456,8 @@ class Trainer:
         if self.validation_tokens is None:
             self.validation_tokens = self.encoder.tokenize(self.validation_split.texts, side="query")
         metric = self.config.validation.metric
-        metrics = self._score(model, self.validation_tokens)
+        found = self._rank_validation(model, self.validation_tokens)
+        metrics = self._score(found)
         is_better = not self.best or metrics[metric] > self.best[metric]
         training_log.record(self.step, "validation", epoch=self.step / self.steps_per_epoch, best=is_better, **metrics)
         shown = ", ".join(
@@ -466,24 +471,29 @@ class Trainer:
             self.best, self.best_step = metrics, self.step
             model.facts["validation"] = metrics
             self.unpublished = model
+            self.validation_found = found if self.processes.size == 1 else None
 
-    def _score(self, model: Model, tokens: Tokens) -> dict[str, float]:
-        """Metrics of the validation queries at 1, 3, 5 and at the cut-off that decides, by exact search."""
+    def _rank_validation(self, model: Model, tokens: Tokens) -> TopK:
+        """The best labels of the validation queries by exact search, as many as tuning needs."""
         split = self.validation_split
         assert split is not None
-        ks = sorted({1, 3, 5, self.config.validation.cut_off} & set(range(1, split.num_labels + 1)))
+        places = min(max(FITTED_PLACES, self.config.validation.cut_off), split.num_labels)
         extra = overfetch(split.filtered) if split.filtered is not None else 0
         found = search_shards(
             query_vectors(self.processes, model, tokens),
             place(model.label_vectors(), self.device),
-            min(max(ks) + extra, split.num_labels),
+            min(places + extra, split.num_labels),
             label_ids=self.shard.labels,
             processes=self.processes,
         )
-        top_ids = found.ids
-        if split.filtered is not None:
-            top_ids = remove_filtered(found.ids, found.scores, split.filtered, max(ks)).ids
-        return score(top_ids, split.relevance, self.train_split.relevance, ks, self.dataset.propensity)
+        return found if split.filtered is None else remove_filtered(found.ids, found.scores, split.filtered, places)
+
+    def _score(self, found: TopK) -> dict[str, float]:
+        """Metrics of the validation queries at 1, 3, 5 and at the cut-off that decides."""
+        split = self.validation_split
+        assert split is not None
+        ks = sorted({1, 3, 5, self.config.validation.cut_off} & set(range(1, split.num_labels + 1)))
+        return score(found.ids, split.relevance, self.train_split.relevance, ks, self.dataset.propensity)
 
     def _publish(self) -> None:
         """Write the best model with the labels of all processes, unless it is on disk already."""
@@ -529,6 +539,7 @@ class Trainer:
                 metric=config.validation.metric,
                 propensity=self.dataset.propensity,
                 tokens=self.validation_tokens,
+                found=self.validation_found if self.unpublished is not None else None,
             )
             scoring = choose_scoring(trial)
             queries_QD = model.encode_tokens(self.query_tokens.spaced(NUM_GENERATOR_QUERIES), side="query")

@@ -127,6 +127,7 @@ class Trial:
         metric: what to maximise, such as P@1 or PSP@3.
         propensity: the constants (a, b) of PSP.
         tokens: those of the validation queries, where they are known.
+        found: what the model as trained finds for them, at least `FITTED_PLACES` or all labels, where that is known.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class Trial:
         metric: str,
         propensity: tuple[float, float] = PROPENSITY["default"],
         tokens: Tokens | None = None,
+        found: TopK | None = None,
     ) -> None:
         self.model, self.split, self.metric = model, validation, metric
         self.cut_off = int(metric.partition("@")[2])
@@ -155,6 +157,8 @@ class Trial:
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
         self._indexes: dict[tuple[HeadName, float], _RepeatedSearch] = {}
         self._found: defaultdict[tuple[HeadName, float], list[TopK]] = defaultdict(list)
+        if found is not None:
+            self._found[model.default_head, model.default_dial].append(found)
 
     def improve(self, start: RankingChoice, dials: Sequence[float]) -> RankingChoice:
         """Change one setting after another, and return the best choice that is found."""
