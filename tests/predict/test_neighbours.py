@@ -9,7 +9,7 @@ from scipy.sparse import csr_matrix, random
 
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
-from dexter.index.clusters import Clusters
+from dexter.index.clustered import ClusteredIndex
 from dexter.index.exact import search
 from dexter.model.lexical import LexicalIndex
 from dexter.model.training_queries import TRAINING_QUERIES_FILE, TrainingQueries
@@ -152,7 +152,7 @@ def test_many_are_kept_in_clusters(monkeypatch, tmp_path):
     relevance = csr_matrix(np.eye(17, dtype=np.float32)[np.arange(301) % 17])
     uids = [f"u{row}" for row in range(301)]
     kept = TrainingQueries.of(randn(301, 8), relevance, uids, uids)
-    assert isinstance(kept.index, Clusters)
+    assert isinstance(kept.index, ClusteredIndex)
     kept.save(tmp_path)
     again = TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
     texts = randn(5, 8)

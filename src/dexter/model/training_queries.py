@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import ModelError
 from dexter.index import ExactIndex, search
-from dexter.index.clusters import FEWEST, Clusters
+from dexter.index.clustered import FEWEST, ClusteredIndex
 from dexter.model.lexical import LexicalIndex
 from dexter.tensor_files import read_tensors, release, row_starts, write_tensors
 from dexter.types import TopK
@@ -59,7 +59,7 @@ class PackedTexts:
 class TrainingQueries:
     """The kept training queries of a model, one row each."""
 
-    index: ExactIndex | Clusters | None
+    index: ExactIndex | ClusteredIndex | None
     """Finds the nearest: vectors of length one, rounded to half precision, in which they are stored; many in clusters.
     None where there are too many to keep their vectors."""
     label_starts: NDArray[np.int64]
@@ -84,12 +84,12 @@ class TrainingQueries:
         device: str = "cpu",
     ) -> TrainingQueries:
         """Keep queries, given their representations, labels (queries x labels), ids and texts; `device` searches."""
-        index: ExactIndex | Clusters | None = None
+        index: ExactIndex | ClusteredIndex | None = None
         if representations_MD is not None:
             vectors_MD = unit_rows(representations_MD).astype(np.float16).astype(np.float32)
             is_clustered = device == "cpu" and len(vectors_MD) >= FEWEST
-            index = Clusters.of(vectors_MD) if is_clustered else ExactIndex(vectors_MD, device)
-            if isinstance(index, Clusters):
+            index = ClusteredIndex.of(vectors_MD) if is_clustered else ExactIndex(vectors_MD, device)
+            if isinstance(index, ClusteredIndex):
                 log.info(
                     "training queries in %d clusters: reading %.0f%% of them finds %.0f%% of the 20 nearest",
                     len(index.centroids_CD),
@@ -164,7 +164,7 @@ class TrainingQueries:
         }
         if self.lexical is not None:
             arrays |= self.lexical.to_arrays()
-        if isinstance(self.index, Clusters):
+        if isinstance(self.index, ClusteredIndex):
             arrays |= self.index.to_arrays()
         elif self.index is not None:
             arrays["vectors"] = self.index.vectors_LD.astype(np.float16)
@@ -185,7 +185,7 @@ class TrainingQueries:
                 PackedTexts(arrays["texts"], arrays["text_ends"]),
             )
             lexical = LexicalIndex.from_arrays(arrays, num_queries) if "words" in arrays else None
-            clusters = Clusters.from_arrays(arrays) if "cluster_vectors" in arrays else None
+            clusters = ClusteredIndex.from_arrays(arrays) if "cluster_vectors" in arrays else None
         except (KeyError, ValueError) as error:
             raise ModelError(
                 f"{path}: not the training queries of this model ({error}): restore the folder from a copy"
@@ -193,7 +193,7 @@ class TrainingQueries:
         fits = lexical is not None if vectors_MD is None else vectors_MD.shape == (num_queries, dimension)
         if not (fits and num_queries == len(texts) == len(label_starts) - 1 > 0):
             raise ModelError(f"{path}: not the training queries of this model: restore the folder from a copy")
-        index: ExactIndex | Clusters | None = clusters
+        index: ExactIndex | ClusteredIndex | None = clusters
         if clusters is None and vectors_MD is not None:
             index = ExactIndex(vectors_MD.astype(np.float32), device)
         release(*arrays.values())

@@ -1,4 +1,4 @@
-"""Search among clusters: one query is compared with the vectors of the clusters nearest to it, and with no others.
+"""Search among clusters (an inverted file): one query is compared with the vectors of the clusters nearest to it, and with no others.
 
 Vectors of length one are put into about twice the square root of their number of clusters by spherical k-means, and
 stored cluster by cluster. A query is compared with the centroids, then with whole clusters, the nearest first, until a
@@ -61,7 +61,7 @@ class _Read(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Clusters:
+class ClusteredIndex:
     """Vectors in clusters."""
 
     centroids_CD: NDArray[np.float32]
@@ -81,7 +81,7 @@ class Clusters:
         self._is_wide  # noqa: B018
 
     @classmethod
-    def of(cls, vectors_MD: NDArray[np.float32], *, seed: int = 0) -> Clusters:
+    def of(cls, vectors_MD: NDArray[np.float32], *, seed: int = 0) -> ClusteredIndex:
         """Make clusters of vectors of length one; takes about as long as searching a thousand of them."""
         generator, num_vectors = np.random.default_rng(seed), len(vectors_MD)
         centroids_CD = _learn_centroids(vectors_MD, 2 * math.isqrt(num_vectors), generator)
@@ -179,7 +179,7 @@ class Clusters:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Clusters:
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> ClusteredIndex:
         """Make them from stored arrays; raises KeyError or ValueError where they do not fit together."""
         starts, rows_M = np.concatenate([[0], arrays["cluster_ends"]]), arrays["cluster_rows"]
         centroids_CD, stored_MD = arrays["cluster_centroids"], arrays["cluster_vectors"]

@@ -5,7 +5,7 @@ import pytest
 
 from dexter.errors import ModelError
 from dexter.index import clusters, search
-from dexter.index.clusters import Clusters
+from dexter.index.clustered import ClusteredIndex
 
 
 def unit_vectors(count, dimension=13, seed=0):
@@ -29,7 +29,7 @@ def test_reading_every_cluster_equals_exact_search(vectors, monkeypatch, k):
     monkeypatch.setattr(clusters, "TARGET_RECALL", 1.0)
     monkeypatch.setattr(clusters, "_READ_PER_PLACE", 1_003)
     queries = unit_vectors(17, seed=1)
-    found, exact = Clusters.of(vectors).search(queries, k), search(queries, vectors, k)
+    found, exact = ClusteredIndex.of(vectors).search(queries, k), search(queries, vectors, k)
     np.testing.assert_allclose(found.scores, exact.scores, atol=1e-6)
     ties = (found.scores[:, 1:] == found.scores[:, :-1]) & (found.ids[:, 1:] >= 0)
     assert (np.diff(found.ids, axis=1)[ties] > 0).all()
@@ -38,7 +38,7 @@ def test_reading_every_cluster_equals_exact_search(vectors, monkeypatch, k):
 
 
 def test_a_query_has_the_same_neighbours_alone_and_among_others(vectors):
-    made, queries = Clusters.of(vectors), unit_vectors(33, seed=2)
+    made, queries = ClusteredIndex.of(vectors), unit_vectors(33, seed=2)
     together = made.search(queries, 5)
     for row in range(33):
         alone = made.search(queries[[row]], 5)
@@ -48,7 +48,7 @@ def test_a_query_has_the_same_neighbours_alone_and_among_others(vectors):
 
 def test_the_nearest_clusters_are_read_until_enough_vectors_were(vectors, monkeypatch):
     monkeypatch.setattr(clusters, "_READ_PER_PLACE", 1)
-    made = Clusters.of(vectors)
+    made = ClusteredIndex.of(vectors)
     for query in unit_vectors(11, seed=3):
         order, read = np.argsort(-(made.centroids_CD @ query), kind="stable"), []
         for cluster in order:
@@ -65,7 +65,7 @@ def test_recall_is_what_it_says(vectors, monkeypatch):
     monkeypatch.setattr(clusters, "_READ_PER_PLACE", 1)
     monkeypatch.setattr(clusters, "TARGET_RECALL", 0.8)
     monkeypatch.setattr(clusters, "_SAMPLED", 2_000)
-    made = Clusters.of(vectors)
+    made = ClusteredIndex.of(vectors)
     exact = search(vectors, vectors, 21)
     found = made.search(vectors, 21)
     slow = np.mean([len(set(a) & set(b[1:])) / 20 for a, b in zip(found.ids, exact.ids, strict=True)])
@@ -74,8 +74,8 @@ def test_recall_is_what_it_says(vectors, monkeypatch):
 
 
 def test_stored_arrays_make_the_same(vectors):
-    made, queries = Clusters.of(vectors), unit_vectors(9, seed=4)
-    again = Clusters.from_arrays(made.to_arrays())
+    made, queries = ClusteredIndex.of(vectors), unit_vectors(9, seed=4)
+    again = ClusteredIndex.from_arrays(made.to_arrays())
     assert again.stored_MD.dtype == np.float16
     for _ in range(2):  # widened when first read
         found, expected = again.search(queries, 7), made.search(queries, 7)
@@ -99,18 +99,18 @@ FORGERIES = {
 
 @pytest.mark.parametrize("kind", FORGERIES)
 def test_arrays_that_do_not_fit_are_refused(vectors, kind):
-    arrays = Clusters.of(vectors).to_arrays()
+    arrays = ClusteredIndex.of(vectors).to_arrays()
     with pytest.raises(ValueError):
-        Clusters.from_arrays(arrays | FORGERIES[kind](arrays))
+        ClusteredIndex.from_arrays(arrays | FORGERIES[kind](arrays))
 
 
 def test_equal_vectors_make_one_cluster():
-    made = Clusters.of(np.tile(unit_vectors(1), (100, 1)))
+    made = ClusteredIndex.of(np.tile(unit_vectors(1), (100, 1)))
     assert made.search(unit_vectors(1), 4).ids.tolist() == [[0, 1, 2, 3]]
 
 
 def test_queries_without_a_direction(vectors):
-    made = Clusters.of(vectors)
+    made = ClusteredIndex.of(vectors)
     assert not made.search(np.zeros((1, 13), np.float32), 3).scores.any()
     with pytest.raises(ModelError, match="not a number"):
         made.search(np.full((1, 13), np.nan, np.float32), 3)
