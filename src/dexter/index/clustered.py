@@ -1,4 +1,4 @@
-"""Search among clusters (an inverted file): one query is compared with the vectors of the clusters nearest to it, and with no others.
+"""Search among clusters, an inverted file: a query is compared with the vectors of the clusters nearest to it only.
 
 Vectors of length one are put into about twice the square root of their number of clusters by spherical k-means, and
 stored cluster by cluster. A query is compared with the centroids, then with whole clusters, the nearest first, until a
