@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dexter.errors import ModelError
-from dexter.index import clusters, search
+from dexter.index import clustered, search
 from dexter.index.clustered import ClusteredIndex
 
 
@@ -26,8 +26,8 @@ def vectors():
 
 @pytest.mark.parametrize("k", [1, 20, 1_003, 1_500])
 def test_reading_every_cluster_equals_exact_search(vectors, monkeypatch, k):
-    monkeypatch.setattr(clusters, "TARGET_RECALL", 1.0)
-    monkeypatch.setattr(clusters, "_READ_PER_PLACE", 1_003)
+    monkeypatch.setattr(clustered, "TARGET_RECALL", 1.0)
+    monkeypatch.setattr(clustered, "_READ_PER_PLACE", 1_003)
     queries = unit_vectors(17, seed=1)
     found, exact = ClusteredIndex.of(vectors).search(queries, k), search(queries, vectors, k)
     np.testing.assert_allclose(found.scores, exact.scores, atol=1e-6)
@@ -47,7 +47,7 @@ def test_a_query_has_the_same_neighbours_alone_and_among_others(vectors):
 
 
 def test_the_nearest_clusters_are_read_until_enough_vectors_were(vectors, monkeypatch):
-    monkeypatch.setattr(clusters, "_READ_PER_PLACE", 1)
+    monkeypatch.setattr(clustered, "_READ_PER_PLACE", 1)
     made = ClusteredIndex.of(vectors)
     for query in unit_vectors(11, seed=3):
         order, read = np.argsort(-(made.centroids_CD @ query), kind="stable"), []
@@ -62,9 +62,9 @@ def test_the_nearest_clusters_are_read_until_enough_vectors_were(vectors, monkey
 
 
 def test_recall_is_what_it_says(vectors, monkeypatch):
-    monkeypatch.setattr(clusters, "_READ_PER_PLACE", 1)
-    monkeypatch.setattr(clusters, "TARGET_RECALL", 0.8)
-    monkeypatch.setattr(clusters, "_SAMPLED", 2_000)
+    monkeypatch.setattr(clustered, "_READ_PER_PLACE", 1)
+    monkeypatch.setattr(clustered, "TARGET_RECALL", 0.8)
+    monkeypatch.setattr(clustered, "_SAMPLED", 2_000)
     made = ClusteredIndex.of(vectors)
     exact = search(vectors, vectors, 21)
     found = made.search(vectors, 21)
