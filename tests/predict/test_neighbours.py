@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix, random
 from dexter import Predictor
 from dexter.errors import ModelError, UsageError
 from dexter.index.clustered import ClusteredIndex
-from dexter.index.exact import search
+from dexter.index.exact import ExactIndex, search
 from dexter.model.lexical import LexicalIndex
 from dexter.model.training_queries import TRAINING_QUERIES_FILE, TrainingQueries
 from dexter.predict.neighbours import (
@@ -152,14 +152,17 @@ def test_many_are_kept_in_clusters(monkeypatch, tmp_path):
     relevance = csr_matrix(np.eye(17, dtype=np.float32)[np.arange(301) % 17])
     uids = [f"u{row}" for row in range(301)]
     kept = TrainingQueries.of(randn(301, 8), relevance, uids, uids)
-    assert isinstance(kept.index, ClusteredIndex)
     kept.save(tmp_path)
     again = TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
+    assert isinstance(again.index, ClusteredIndex) and isinstance(kept.index, ExactIndex)
     texts = randn(5, 8)
+    exact = again.searched_exactly()
+    np.testing.assert_array_equal(exact.nearest(texts, 4).ids, kept.nearest(texts, 4).ids)
+    assert kept.searched_exactly() is kept
     for label in (None, 3):
         expected, found = (each.nearest(texts, 4, label=label) for each in (kept, again))
         np.testing.assert_array_equal(found.ids, expected.ids)
-        np.testing.assert_array_equal(found.scores, expected.scores)
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)
     rows = again.nearest(texts, 4, label=3).ids
     assert (rows % 17 == 3).all()
     np.testing.assert_array_equal(again.index.vectors_LD, kept.index.vectors_LD)

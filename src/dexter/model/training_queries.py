@@ -84,18 +84,9 @@ class TrainingQueries:
         device: str = "cpu",
     ) -> TrainingQueries:
         """Keep queries, given their representations, labels (queries x labels), ids and texts; `device` searches."""
-        index: ExactIndex | ClusteredIndex | None = None
+        index = None
         if representations_MD is not None:
-            vectors_MD = unit_rows(representations_MD).astype(np.float16).astype(np.float32)
-            is_clustered = device == "cpu" and len(vectors_MD) >= FEWEST
-            index = ClusteredIndex.of(vectors_MD) if is_clustered else ExactIndex(vectors_MD, device)
-            if isinstance(index, ClusteredIndex):
-                log.info(
-                    "training queries in %d clusters: reading %.0f%% of them finds %.0f%% of the 20 nearest",
-                    len(index.centroids_CD),
-                    100 * index.num_read / len(vectors_MD),
-                    100 * index.recall,
-                )
+            index = ExactIndex(unit_rows(representations_MD).astype(np.float16).astype(np.float32), device)
         return cls(
             index=index,
             label_starts=relevance.indptr.astype(np.int64),
@@ -152,8 +143,28 @@ class TrainingQueries:
         start, end = self.label_starts[row : row + 2]
         return np.asarray(self.label_rows[start:end])
 
+    def searched_exactly(self) -> TrainingQueries:
+        """Return the same queries with an index that finds all of the nearest."""
+        if not isinstance(self.index, ClusteredIndex):
+            return self
+        return replace(self, index=ExactIndex(self.index.vectors_LD))
+
+    def _clustered(self) -> ClusteredIndex:
+        """Return the index of clusters that is stored; made here, because tuning wants all of the nearest."""
+        if isinstance(self.index, ClusteredIndex):
+            return self.index
+        assert self.index is not None
+        made = ClusteredIndex.of(self.index.vectors_LD)
+        log.info(
+            "training queries in %d clusters: reading %.0f%% of them finds %.0f%% of the 20 nearest",
+            len(made.centroids_CD),
+            100 * made.num_read / len(self),
+            100 * made.recall,
+        )
+        return made
+
     def save(self, folder: Path) -> None:
-        """Write the queries as one file of a model folder."""
+        """Write the queries as one file of a model folder; the vectors of many in clusters."""
         arrays: dict[str, NDArray[Any]] = {
             "label_ends": self.label_starts[1:],
             "labels": self.label_rows.astype(np.int32),
@@ -164,10 +175,10 @@ class TrainingQueries:
         }
         if self.lexical is not None:
             arrays |= self.lexical.to_arrays()
-        if isinstance(self.index, ClusteredIndex):
-            arrays |= self.index.to_arrays()
-        elif self.index is not None:
+        if isinstance(self.index, ExactIndex) and len(self) < FEWEST:
             arrays["vectors"] = self.index.vectors_LD.astype(np.float16)
+        elif self.index is not None:
+            arrays |= self._clustered().to_arrays()
         write_tensors(folder / TRAINING_QUERIES_FILE, arrays)
 
     @classmethod
@@ -196,6 +207,8 @@ class TrainingQueries:
         index: ExactIndex | ClusteredIndex | None = clusters
         if clusters is None and vectors_MD is not None:
             index = ExactIndex(vectors_MD.astype(np.float32), device)
+        elif clusters is not None and device != "cpu":
+            index = ExactIndex(clusters.vectors_LD, device)
         release(*arrays.values())
         return cls(
             index=index,

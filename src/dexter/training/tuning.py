@@ -141,19 +141,19 @@ class Trial:
         tokens: Tokens | None = None,
         found: TopK | None = None,
     ) -> None:
-        self.model, self.split, self.metric = model, validation, metric
+        kept = model.training_queries and model.training_queries.searched_exactly()
+        self.model, self.split, self.metric = replace(model, training_queries=kept), validation, metric
         self.cut_off = int(metric.partition("@")[2])
         tokens = model.encoder.tokenize(validation.texts, side="query") if tokens is None else tokens
         self.representations_ND = model.encode_tokens(tokens, side="query")
         self.propensity = inverse_propensity(train.relevance, *propensity)
-        kept = model.training_queries
         most = RankingChoice(
             head=model.default_head,
             dial=model.default_dial,
             votes=replace(DEFAULT_VOTES, neighbours=max(NEIGHBOURS)) if kept and kept.index else None,
             lexical_votes=replace(DEFAULT_LEXICAL_VOTES, neighbours=max(NEIGHBOURS)) if kept and kept.lexical else None,
         )
-        self.voters = find_voters(model, validation.texts, self.representations_ND, most)
+        self.voters = find_voters(self.model, validation.texts, self.representations_ND, most)
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
         self._indexes: dict[tuple[HeadName, float], _RepeatedSearch] = {}
         self._found: defaultdict[tuple[HeadName, float], list[TopK]] = defaultdict(list)
