@@ -45,8 +45,12 @@ EXPECTED_FAILURES = {
 }
 
 
+SETTINGS = {name: value for name, value in QUICK.items() if name != "validation.fraction"} | {"train.epochs": 12}
+"""Epochs enough that rounding does not change what is predicted: a check wants 83% of 300 texts right."""
+
+
 @parametrize_with_checks(
-    [OfNumbers(settings={name: value for name, value in QUICK.items() if name != "validation.fraction"})],
+    [OfNumbers(settings=SETTINGS)],
     expected_failed_checks=lambda _: EXPECTED_FAILURES,
     xfail_strict=True,
 )
