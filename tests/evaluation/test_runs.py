@@ -151,7 +151,7 @@ def test_fewer_than_two_runs_cannot_be_compared(trained, world, count):
 
 
 def test_reports_and_baselines_need_no_torch():
-    code = "import sys, dexter.evaluation; print('torch' in sys.modules, callable(dexter.evaluation.evaluate))"
+    code = "import sys, dexter, dexter.evaluation.baselines\nprint('torch' in sys.modules, callable(dexter.evaluate))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
 

@@ -17,6 +17,15 @@ from dexter.tensor_files import widened
 _TINY = 1e-12
 
 
+_ALIGNED = 8
+"""Matrix products of 385 dimensions take a quarter more time than those of 392, on a CPU: rows then start anywhere."""
+
+
+def num_prior_elements(width: int) -> int:
+    """Return how many elements make room for the label prior in training, and the width a multiple of 8."""
+    return _ALIGNED - width % _ALIGNED
+
+
 @dataclass(frozen=True, eq=False)
 class LinearArrays:
     """A linear layer."""

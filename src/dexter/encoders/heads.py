@@ -23,10 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dexter.encoders.classifier import ClassifierTable
-from dexter.encoders.head_arrays import ClassifierArrays, DualArrays
-
-_ALIGNED = 8
-"""Matrix products of 385 dimensions take a quarter more time than those of 392, on a CPU: rows then start anywhere."""
+from dexter.encoders.head_arrays import ClassifierArrays, DualArrays, num_prior_elements
 
 
 class LabelPrior(nn.Module):
@@ -125,18 +122,17 @@ def _with_prior(vectors_MD: Tensor, prior: LabelPrior | None, labels_M: Tensor |
     if prior is None:
         return vectors_MD
     bias_M = prior.bias if labels_M is None else prior.bias[labels_M]
-    zeros = vectors_MD.new_zeros(len(vectors_MD), _num_added(vectors_MD) - 1)
+    zeros = vectors_MD.new_zeros(len(vectors_MD), num_prior_elements(vectors_MD.shape[1]) - 1)
     return torch.cat([vectors_MD, (scale * bias_M)[:, None], zeros], dim=1)
 
 
 def _with_ones(vectors_BD: Tensor, prior: LabelPrior | None) -> Tensor:
     """Append as many ones to each vector as `_with_prior` appends elements to labels, if there is a prior."""
-    return vectors_BD if prior is None else functional.pad(vectors_BD, (0, _num_added(vectors_BD)), value=1.0)
-
-
-def _num_added(vectors: Tensor) -> int:
-    """Return how many elements make room for the prior and the width a multiple of `_ALIGNED`."""
-    return _ALIGNED - vectors.shape[1] % _ALIGNED
+    return (
+        vectors_BD
+        if prior is None
+        else functional.pad(vectors_BD, (0, num_prior_elements(vectors_BD.shape[1])), value=1.0)
+    )
 
 
 def _state(head: nn.Module) -> dict[str, NDArray[Any]]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from dexter.batches.mining import shortlist_length
 from dexter.config import Config
+from dexter.encoders.head_arrays import num_prior_elements
 from dexter.planning.sizes import Sizes, batch_size, needs_refresh, num_heads, score_width
 
 _FLOAT = 4
@@ -69,7 +70,8 @@ def refresh_exchanges(sizes: Sizes, config: Config, *, world_size: int) -> list[
 def _step(sizes: Sizes, config: Config, world_size: int) -> Iterator[Exchange]:
     queries, head, loss = batch_size(sizes, config), config.head, config.loss
     trained_heads = (head.encoder_weight > 0) + (head.encoder_weight < 1) if head.classifier else 1
-    vectors = _FLOAT * trained_heads * queries * (score_width(sizes, config) + loss.prior)
+    width = score_width(sizes, config)
+    vectors = _FLOAT * trained_heads * queries * (width + (num_prior_elements(width) if loss.prior else 0))
     yield gathered("queries", vectors, world_size)
     yield summed("query gradients", vectors, world_size)
     yield summed("max", _FLOAT * trained_heads * queries * _MAXIMA.get(loss.name, 0), world_size)
