@@ -281,7 +281,7 @@ class TrainConfig:
     device: str = "auto"
     """`auto` (CUDA where there is one), `cpu`, `cuda`, `cuda:1`, `mps`."""
     threads: int = 0
-    """CPU threads; 0: all that the process may use."""
+    """CPU threads; 0: as many as the process may use cores, at most `OMP_NUM_THREADS` where that is set."""
     checkpoint_minutes: float = 5.0
     """Largest number of minutes between checkpoints; one is also written at every validation."""
     checkpoint_steps: int = 0

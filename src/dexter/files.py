@@ -34,6 +34,8 @@ _HASHING_THREADS = 2
 """Threads that compare files with a manifest."""
 _OPEN_FILES = Path("/proc/self/fd")
 """Where Linux has names for the files that a process has open."""
+_FLAGS = ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
+"""How a file is opened that may be a link or a pipe, as far as the system has it: Windows knows the last one only."""
 _UNLISTED_NAMES = ("labels.sqlite", "tuned.json", "label_names.json")
 """Begin the names of files that are written beside a model after its manifest."""
 
@@ -251,7 +253,9 @@ def read_sealed(folder: Path, name: str) -> bytes:
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a file to read it, unless it is a link, a pipe or a device: those could lead elsewhere, or never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+        raise OSError(errno.ELOOP, "a link", str(path))
+    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, flag, 0) for flag in _FLAGS))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -323,8 +327,10 @@ def _remove(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Ask the operating system to put a file or folder on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Ask the operating system to put a file or folder on the disk; Windows does so for writable files only."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

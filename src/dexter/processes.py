@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
+def num_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Processes(Protocol):
     """The processes that hold the same queries and different labels, seen from one of them.
 

@@ -116,3 +116,19 @@ def test_heads_learn_slower_than_a_static_table_and_faster_than_a_transformer(ki
     config = load_config("unidec", {"encoder.kind": kind})
     chosen = resolve_counts(config, num_queries=5_000, num_labels=50).train
     assert chosen.head_learning_rate == pytest.approx(factor * chosen.learning_rate)
+
+
+def test_threads_follow_omp_num_threads_unless_torchrun_set_it(monkeypatch):
+    def threads(**settings):
+        return resolve_counts(load_config("dexter"), num_queries=1_000, num_labels=2_000, **settings).train.threads
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = threads()
+    monkeypatch.setattr("dexter.training.presets.num_cores", lambda: 8)
+    assert threads() == 8 >= cores
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads() == 3
+    assert threads(num_processes=2) == 8
+    for wrong in ("", "0", "many"):
+        monkeypatch.setenv("OMP_NUM_THREADS", wrong)
+        assert threads() == 8

@@ -35,7 +35,7 @@ from dexter.data.tokens import Tokens
 from dexter.errors import ModelError, ResourceError, UsageError
 from dexter.model.labels import Labels
 from dexter.model.model import Model
-from dexter.processes import LabelShard, Launch, SingleProcess, concatenate_arrays, read_launch
+from dexter.processes import LabelShard, Launch, SingleProcess, concatenate_arrays, num_cores, read_launch
 from dexter.training.optimizers import Part
 from dexter.training.rows import sum_by_row
 from dexter.types import HeadName
@@ -90,7 +90,7 @@ class ProcessGroup:
         """CPU threads of this rank: the wanted number, limited to its share of the cores."""
         if self.size == 1:
             return wanted
-        return max(1, min(wanted, len(os.sched_getaffinity(0)) // self.launch.local_size))
+        return max(1, min(wanted, num_cores() // self.launch.local_size))
 
     def bounds(self, num_rows: int) -> NDArray[np.int64]:
         """Split rows into one part per rank, sizes differing by at most one: where each begins, and the end."""

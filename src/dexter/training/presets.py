@@ -9,6 +9,7 @@ from dataclasses import replace
 from dexter.config import CORRECTED_LOSSES, BatchConfig, Config, ValidationConfig
 from dexter.data import Dataset
 from dexter.errors import UsageError
+from dexter.processes import num_cores
 
 _STATIC_RATE = 5e-3
 _STATIC_HEAD_FACTOR, _TRANSFORMER_HEAD_FACTOR = 0.2, 2.0
@@ -80,7 +81,7 @@ def resolve_counts(config: Config, *, num_queries: int, num_labels: int, num_pro
             head_learning_rate=times * (config.train.head_learning_rate or head_factor * rate),
             classifier_learning_rate=times * (config.train.classifier_learning_rate or (rate if static else 10 * rate)),
             tokens_per_micro_batch=config.train.tokens_per_micro_batch or tokens,
-            threads=config.train.threads or len(os.sched_getaffinity(0)),
+            threads=config.train.threads or _threads(num_processes),
         ),
     )
 
@@ -95,6 +96,12 @@ def describe(config: Config, *, num_steps: int, num_processes: int = 1) -> str:
         f"{train.device}, {train.precision}, {train.threads} threads"
         + (f", {num_processes} processes" if num_processes > 1 else "")
     )
+
+
+def _threads(num_processes: int) -> int:
+    """All cores, or fewer if `OMP_NUM_THREADS` says so, which torchrun sets to 1 by itself where there are several."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "") if num_processes == 1 else ""
+    return min(num_cores(), int(wanted)) if wanted.isdecimal() and int(wanted) else num_cores()
 
 
 def _metric(validation: ValidationConfig, num_labels: int) -> str:
