@@ -122,7 +122,7 @@ class _UnitRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors_ND: Tensor) -> Tensor:
         lengths_N1 = torch.linalg.vector_norm(vectors_ND, dim=-1, keepdim=True).clamp_min_(_TINY)
-        unit_ND = vectors_ND / lengths_N1
+        unit_ND: Tensor = vectors_ND / lengths_N1
         ctx.save_for_backward(unit_ND, lengths_N1)
         return unit_ND
 
@@ -131,7 +131,8 @@ class _UnitRows(torch.autograd.Function):
     def backward(ctx: Any, gradients_ND: Tensor) -> Tensor:
         unit_ND, lengths_N1 = ctx.saved_tensors
         along_N1 = (unit_ND * gradients_ND).sum(dim=-1, keepdim=True)
-        return torch.addcmul(gradients_ND, unit_ND, along_N1, value=-1).div_(lengths_N1)
+        across_ND: Tensor = torch.addcmul(gradients_ND, unit_ND, along_N1, value=-1)
+        return across_ND.div_(lengths_N1)
 
 
 def _linear(input_size: int, output_size: int) -> nn.Linear:

@@ -371,7 +371,7 @@ class Block:
             self.matrix.gradients.queries.index_add_(0, chosen, self.gradient_bD, alpha=self.matrix.multiplier)
 
     def _change(self, tile: Tile, found_P: Tensor | None) -> None:
-        """Add each label's offset, except to positive pairs, and mask pairs; first note the scores of positive pairs."""
+        """Note the scores of positive pairs; add each label's offset to the others; mask pairs."""
         scores_bc, offsets_L, mask = tile.scores, self.matrix.offsets_L, self.matrix.mask_positives
         positives = self._positives_by_tile and (found_P is not None or offsets_L is not None or mask)
         if positives:

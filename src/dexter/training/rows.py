@@ -117,8 +117,8 @@ class RowOptimizer(GroupedOptimizer):
         block = max(1, _BLOCK_ELEMENTS // max(1, gradients_UD.shape[1]))
         rates_U1, spreads_U1 = _count(state["count"], rows_U, group, like=gradients_UD)
         parts = (torch.split(values, block) for values in (rows_U, gradients_UD, rates_U1, spreads_U1))
-        for rows, *values in zip(*parts, strict=True):
-            _adam(_Rows(_as_table(parameter), tables, rows, generator), *values, group)
+        for rows, gradients, rates, spreads in zip(*parts, strict=True):
+            _adam(_Rows(_as_table(parameter), tables, rows, generator), gradients, rates, spreads, group)
 
 
 @dataclass(frozen=True)
