@@ -198,7 +198,7 @@ class Trial:
 
     def choose_windows(self, start: RankingChoice) -> RankingChoice:
         """Choose what is read of texts beyond the encoder's length, if there are any, and say so."""
-        num_long = sum(len(self.model.encoder.split_query(text)) > 1 for text in self.split.texts)
+        num_long = len(self._long_texts)
         if not num_long:
             return start
         best = start
@@ -229,11 +229,22 @@ class Trial:
         """Rank the labels of the validation queries, without filter pairs."""
         index = self._labels_of(choice)
         exclude = self.split.filtered
-        if choice.windows != "first":
-            encoded = encode_texts(self.model, self.split.texts, choice)
+        found = rank(self.model, index, self.representations_ND, choice, k, voters=self.voters, exclude=exclude)
+        if choice.windows != "first" and len(self._long_texts):
+            rows = self._long_texts
+            encoded = encode_texts(self.model, [self.split.texts[row] for row in rows], choice)
             exact = ExactIndex(index.vectors_LD, self.model.device)
-            return rank_texts(self.model, exact, encoded, choice, k, exclude=exclude)
-        return rank(self.model, index, self.representations_ND, choice, k, voters=self.voters, exclude=exclude)
+            left_out = None if exclude is None else exclude[rows]
+            of_long = rank_texts(self.model, exact, encoded, choice, k, exclude=left_out)
+            found = TopK(found.ids.copy(), found.scores.copy())  # what is found is kept for other choices
+            found.ids[rows], found.scores[rows] = of_long
+        return found
+
+    @cached_property
+    def _long_texts(self) -> NDArray[np.int64]:
+        """The validation queries that have more than one window: the others are ranked alike by every pooling."""
+        split = self.model.encoder.split_query
+        return np.flatnonzero([len(split(text)) > 1 for text in self.split.texts])
 
     def _best_of_heads_and_dials(self, best: RankingChoice, dials: Sequence[float]) -> RankingChoice:
         for head in self.model.heads:
