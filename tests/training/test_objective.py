@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
-from dexter.encoders.heads import DualHead, LabelPrior
+from dexter.encoders.heads import DualHead, LabelPrior, unit_rows
 from dexter.training.objective import spread
 from dexter.training.trainer import distinct_texts
 
@@ -34,3 +35,15 @@ def test_training_scores_are_those_of_the_trained_head_plus_the_prior(width):
     trained = head.arrays()
     in_use = np.hstack(trained.queries(queries.numpy(), 1.0)) @ np.hstack(trained.labels(labels.numpy(), slice(1, 3))).T
     np.testing.assert_allclose(in_use, expected.detach().numpy(), atol=1e-5)
+
+
+def test_unit_rows_and_their_gradient_are_those_of_normalize():
+    vectors = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    vectors[2] = 0.0
+    weights = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
+    first, second = vectors.clone().requires_grad_(), vectors.clone().requires_grad_()
+    made, expected = unit_rows(first), functional.normalize(second, dim=-1)
+    torch.testing.assert_close(made, expected)
+    (made * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(first.grad, second.grad)

@@ -20,10 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from dexter.encoders.classifier import ClassifierTable
 from dexter.encoders.head_arrays import ClassifierArrays, DualArrays, num_prior_elements
+
+_TINY = 1e-12
+"""Smallest length that a vector is divided by."""
 
 
 class LabelPrior(nn.Module):
@@ -70,7 +74,7 @@ class DualHead(nn.Module):
     def vectors(self, representations_ND: Tensor) -> Tensor:
         """Return vectors of queries or labels without the dimension of the prior."""
         vectors_ND: Tensor = self.project(representations_ND)
-        return functional.normalize(vectors_ND, dim=-1) if self.normalize else vectors_ND
+        return unit_rows(vectors_ND) if self.normalize else vectors_ND
 
 
 class ClassifierHead(nn.Module):
@@ -104,6 +108,31 @@ class ClassifierHead(nn.Module):
     def labels(self, labels_M: Tensor | None = None) -> Tensor:
         """Return the rows of labels, for training."""
         return _with_prior(self.table.rows(labels_M), self.prior, labels_M, self.temperature)
+
+
+def unit_rows(vectors_ND: Tensor) -> Tensor:
+    """Scale each vector to length one, as `functional.normalize` does; the gradient takes half as many passes."""
+    scaled_ND: Tensor = _UnitRows.apply(vectors_ND)  # type: ignore[no-untyped-call]
+    return scaled_ND
+
+
+class _UnitRows(torch.autograd.Function):
+    """u = x / |x|; the gradient is (g - u <u, g>) / |x|."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors_ND: Tensor) -> Tensor:
+        lengths_N1 = torch.linalg.vector_norm(vectors_ND, dim=-1, keepdim=True).clamp_min_(_TINY)
+        unit_ND: Tensor = vectors_ND / lengths_N1
+        ctx.save_for_backward(unit_ND, lengths_N1)
+        return unit_ND
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients_ND: Tensor) -> Tensor:
+        unit_ND, lengths_N1 = ctx.saved_tensors
+        along_N1 = (unit_ND * gradients_ND).sum(dim=-1, keepdim=True)
+        across_ND: Tensor = torch.addcmul(gradients_ND, unit_ND, along_N1, value=-1)
+        return across_ND.div_(lengths_N1)
 
 
 def _linear(input_size: int, output_size: int) -> nn.Linear:

@@ -49,6 +49,8 @@ MIN_WORD_COUNT = 2
 _TOKENS_PER_BATCH = 1_000_000
 _COUNTED_WORDS = 1_000_000
 _MAX_WORD_CHARACTERS = 100
+_TINY = 1e-12
+"""Smallest sum of weights that a text's weights are divided by."""
 
 
 class StaticEncoder(nn.Module):
@@ -143,11 +145,13 @@ class StaticEncoder(nn.Module):
         if self.training and self.settings.token_dropout:
             kept_T = torch.rand_like(weights_T) >= self.settings.token_dropout
             weights_T = weights_T * (kept_T | (buckets_T == LABEL_BUCKET))
-        sums_ND = self._sum_bags(rows_T, offsets, weights_T)
         if self.settings.normalize:
-            return functional.normalize(sums_ND, dim=-1)
-        totals_N = self._bag_totals(weights_T, offsets)
-        return sums_ND / totals_N.clamp_min(1e-12)[:, None]
+            return functional.normalize(self._sum_bags(rows_T, offsets, weights_T), dim=-1)
+        # A weight is divided by the sum of its text: that is one number for each feature, the sums of vectors have D.
+        lengths_N = offsets.diff()
+        totals_N = torch.segment_reduce(weights_T, "sum", lengths=lengths_N, unsafe=True).clamp_min(_TINY)
+        shares_T = weights_T / totals_N.repeat_interleave(lengths_N, output_size=len(weights_T))
+        return self._sum_bags(rows_T, offsets, shares_T)
 
     def weigh_tokens(self, tokens: Tokens) -> None:
         """Set each token's weight to the logarithm of its inverse document frequency in the queries."""
@@ -190,10 +194,6 @@ class StaticEncoder(nn.Module):
         return functional.embedding_bag(
             places_T, vectors_UD, offsets, mode="sum", per_sample_weights=weights_T, include_last_offset=True
         )
-
-    @staticmethod
-    def _bag_totals(weights_T: Tensor, offsets: Tensor) -> Tensor:
-        return torch.segment_reduce(weights_T, "sum", lengths=offsets.diff(), unsafe=True)
 
 
 @dataclass(frozen=True)

@@ -210,8 +210,9 @@ class ScoreMatrix:
         self.averaged_over = len(self.chosen_B)
         """Divisor of the sum of the rows' losses; differs from the number of rows only if processes hold other rows."""
         self.positives = _renumber_rows(positives, self.chosen_B, len(counts))
-        masked = [] if ignore is None else [_renumber_rows(ignore, self.chosen_B, len(counts))]
-        self.masked = _union([*masked, self.positives] if mask_positives else masked, device)
+        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        self.ignored = _renumber_rows(ignore or Positives(nothing, nothing), self.chosen_B, len(counts))
+        self.mask_positives = mask_positives
         settings = replace(streaming, mode="chunks") if single_sweep else streaming
         self.plan = plan_tiles(settings, len(self.chosen_B), largest_part, device_type=device.type)
         self.offsets_L = None if offsets_L is None else offsets_L.detach().to(device, self.dtype)
@@ -283,21 +284,28 @@ class Block:
         self.gradient_bD = None if matrix.gradients.queries is None else torch.zeros_like(self.queries_bD)
         """The sum over labels of G y, not yet multiplied by the multiplier."""
         self._filled = False
-        self._masked = self._split_by_tile(matrix.masked)
+        self._ignored_by_tile = self._split_by_tile(matrix.ignored)
         self.rows_P, self.columns_P = self.pairs(matrix.positives)
         """Rows of the positive pairs, counted within the block, and their labels."""
-        self.scores_P = self._score_pairs()
+        self._scores_P: Tensor | None = None
         weights = matrix.positives.weights
         self.weights_P = (
-            torch.ones_like(self.scores_P)
+            self.queries_bD.new_ones(len(self.rows_P))
             if weights is None
-            else weights[_part(matrix.positives, rows)].to(self.scores_P.dtype)
+            else weights[_part(matrix.positives, rows)].to(matrix.dtype)
         )
 
     @property
     def wants_gradients(self) -> bool:
         """Whether any gradient is to be computed."""
         return self.matrix.gradients.wanted
+
+    @property
+    def scores_P(self) -> Tensor:
+        """Scores of the positive pairs: those that the first sweep found in its tiles; before it, computed apart."""
+        if self._scores_P is None:
+            self._scores_P = self._score_pairs()
+        return self._scores_P
 
     @cached_property
     def _positives_by_tile(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -307,14 +315,16 @@ class Block:
         """Yield all tiles of the block: kept ones as the last sweep left them, others computed again."""
         matrix, chunk = self.matrix, self.matrix.plan.label_chunk
         fresh = not (matrix.plan.keep and self._filled)
+        found_P = self.queries_bD.new_empty(len(self.rows_P)) if self._scores_P is None else None
         for index, start in enumerate(range(0, matrix.num_labels, chunk)):
             tile = Tile(index, slice(start, start + chunk), matrix.tile_buffer(self.num_rows, index), fresh)
             if fresh:
                 torch.mm(self.queries_bD, self.labels(tile.columns).T, out=tile.scores)
-                self._offset(tile)
-                self._mask(tile)
+                self._change(tile, found_P)
             yield tile
         self._filled = True
+        if self._scores_P is None:
+            self._scores_P = found_P
 
     def pairs(self, pairs: Positives) -> tuple[Tensor, Tensor]:
         """Return the rows, counted within the block, and the labels of the block's share of some pairs."""
@@ -360,24 +370,22 @@ class Block:
             chosen = self.matrix.chosen_B[self.rows]
             self.matrix.gradients.queries.index_add_(0, chosen, self.gradient_bD, alpha=self.matrix.multiplier)
 
-    def _mask(self, tile: Tile) -> None:
-        """Set the scores of masked pairs to minus infinity."""
-        if self._masked:
-            rows, columns, _ = self._masked[tile.index]
-            if len(rows):
-                tile.scores[rows, columns] = -torch.inf
-
-    def _offset(self, tile: Tile) -> None:
-        """Add each label's offset, if there are any, to its scores except those of positive pairs."""
-        if self.matrix.offsets_L is None:
-            return
-        if self._positives_by_tile:
-            rows, columns, _ = self._positives_by_tile[tile.index]
-            positive_scores = tile.scores[rows, columns]
-            tile.scores.add_(self.matrix.offsets_L[tile.columns])
-            tile.scores[rows, columns] = positive_scores
-        else:
-            tile.scores.add_(self.matrix.offsets_L[tile.columns])
+    def _change(self, tile: Tile, found_P: Tensor | None) -> None:
+        """Note the scores of positive pairs; add each label's offset to the others; mask pairs."""
+        scores_bc, offsets_L, mask = tile.scores, self.matrix.offsets_L, self.matrix.mask_positives
+        positives = self._positives_by_tile and (found_P is not None or offsets_L is not None or mask)
+        if positives:
+            rows, columns, places = self._positives_by_tile[tile.index]
+            own_scores = scores_bc[rows, columns]
+            if found_P is not None:
+                found_P[places] = own_scores
+        if offsets_L is not None:
+            scores_bc.add_(offsets_L[tile.columns])
+        if positives and (mask or offsets_L is not None):
+            scores_bc[rows, columns] = -torch.inf if mask else own_scores
+        if self._ignored_by_tile:
+            rows, columns, _ = self._ignored_by_tile[tile.index]
+            scores_bc[rows, columns] = -torch.inf
 
     def _split_by_tile(self, pairs: Positives) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return the rows and columns, counted within the tile, of each tile's pairs, and their places among the pairs.
@@ -449,10 +457,3 @@ def _renumber_rows(pairs: Positives, chosen: Tensor, num_rows: int) -> Positives
     new_rows = torch.full((num_rows,), -1, dtype=torch.int64, device=chosen.device)
     new_rows[chosen] = torch.arange(len(chosen), device=chosen.device)
     return pairs.renumber(rows=new_rows)
-
-
-def _union(parts: list[Positives], device: torch.device) -> Positives:
-    """Return all pairs of several sets, without weights."""
-    empty = torch.empty(0, dtype=torch.int64, device=device)
-    rows = torch.cat([empty, *(part.rows for part in parts)])
-    return Positives(rows, torch.cat([empty, *(part.columns for part in parts)]))

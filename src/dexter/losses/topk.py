@@ -94,8 +94,8 @@ def soft_topk(
         matrix = ScoreMatrix(
             queries, labels, positives, gradients, multiplier=alpha / temperature, streaming=settings, ignore=ignore
         )
-        masked_B = matrix.processes.sum(matrix.masked.counts(matrix.num_rows).to(matrix.dtype))
-        choices_B = matrix.num_labels_of_all - masked_B
+        ignored_B = matrix.processes.sum(matrix.ignored.counts(matrix.num_rows).to(matrix.dtype))
+        choices_B = matrix.num_labels_of_all - ignored_B
         k_B = _check_k(k, choices_B, matrix.chosen_B, num_queries=len(queries))
         total = matrix.queries_BD.new_zeros(())
         for block in matrix.blocks():
@@ -171,7 +171,7 @@ class _SampledMoments:
         step = max(1, min(num_labels // FEWEST_SAMPLED, max(16, num_labels // MOST_SAMPLED)))
         self._block = block
         self._scores_bS = block.queries_bD @ block.labels(slice(0, None, step)).T
-        for rows, columns in (block.pairs(block.matrix.positives), block.pairs(block.matrix.masked)):
+        for rows, columns in (block.pairs(block.matrix.positives), block.pairs(block.matrix.ignored)):
             sampled = columns % step == 0
             self._scores_bS[rows[sampled], columns[sampled] // step] = -torch.inf
         self._work = [torch.empty_like(self._scores_bS) for _ in range(3)]

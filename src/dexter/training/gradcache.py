@@ -31,6 +31,12 @@ class EncoderInput:
     empty: Tensor | None = None
     """Representations of no rows, for an input that may have none."""
 
+    @property
+    def is_one_in_order(self) -> bool:
+        """Whether one micro-batch has all rows in their order: nothing is to be put in order then."""
+        rows = self.micro_batches[0]
+        return len(self.micro_batches) == 1 and bool((rows == np.arange(len(rows))).all())
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -83,6 +89,8 @@ def _embed(texts: EncoderInput) -> _Cached:
         return _Cached(texts.empty.detach().requires_grad_())
     if len(texts.micro_batches) == 1:
         output = texts.encode(texts.micro_batches[0])
+        if texts.is_one_in_order:
+            return _Cached(output.detach().requires_grad_(), graph=output)
         order = torch.from_numpy(texts.micro_batches[0]).to(output.device)
         ordered = torch.empty_like(output).index_copy_(0, order, output.detach())
         return _Cached(ordered.requires_grad_(), graph=output)
@@ -101,9 +109,9 @@ def _embed(texts: EncoderInput) -> _Cached:
 
 def _backpropagate(texts: EncoderInput, cached: _Cached, gradient: Tensor) -> None:
     if cached.graph is not None:
-        order = torch.from_numpy(texts.micro_batches[0]).to(gradient.device)
         if cached.graph.requires_grad:
-            _continue_backward(cached.graph, gradient[order])
+            order = torch.from_numpy(texts.micro_batches[0]).to(gradient.device)
+            _continue_backward(cached.graph, gradient if texts.is_one_in_order else gradient[order])
         return
     final_state = _RandomState.capture()
     for rows, state in zip(texts.micro_batches, cached.random_states, strict=True):

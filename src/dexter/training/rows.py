@@ -115,8 +115,10 @@ class RowOptimizer(GroupedOptimizer):
         generator = _generator(group["seed"], position, int(state["step"]), parameter.device)
         tables = {name: _as_table(values) for name, values in state.items() if values.ndim}
         block = max(1, _BLOCK_ELEMENTS // max(1, gradients_UD.shape[1]))
-        for rows, gradients in zip(torch.split(rows_U, block), torch.split(gradients_UD, block), strict=True):
-            _adam(_Rows(_as_table(parameter), tables, rows, generator), gradients, group)
+        rates_U1, spreads_U1 = _count(state["count"], rows_U, group, like=gradients_UD)
+        parts = (torch.split(values, block) for values in (rows_U, gradients_UD, rates_U1, spreads_U1))
+        for rows, gradients, rates, spreads in zip(*parts, strict=True):
+            _adam(_Rows(_as_table(parameter), tables, rows, generator), gradients, rates, spreads, group)
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,6 @@ class _Rows:
     def write(self, name: str, values: Tensor) -> None:
         self._store(self.state[name], values)
 
-    def count(self) -> Tensor:
-        """Add one to the number of updates of each row: [U, 1], float64 so that 1 - beta^count is exact."""
-        counts = self.state["count"].index_select(0, self.rows) + 1
-        self.state["count"].index_copy_(0, self.rows, counts)
-        return counts.double()
-
     def subtract(self, change: Tensor) -> None:
         self._store(self.table, _widened(self.table.index_select(0, self.rows)).sub_(change))
 
@@ -149,15 +145,22 @@ class _Rows:
         target.index_copy_(0, self.rows, values)
 
 
-def _adam(rows: _Rows, gradients_UD: Tensor, group: Group) -> None:
+def _count(counts_R: Tensor, rows_U: Tensor, group: Group, *, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Add one to the number of updates of rows; return what corrects their means and root mean squares: [U, 1] each."""
+    counts_U = counts_R.index_select(0, rows_U) + 1
+    counts_R.index_copy_(0, rows_U, counts_U)
+    # In float64, in which 1 - beta^count is exact.
+    counts_U1 = counts_U.double()[:, None]
+    beta1, beta2 = group["betas"]
+    return (group["lr"] / (1 - beta1**counts_U1)).to(like), (1 - beta2**counts_U1).sqrt().to(like)
+
+
+def _adam(rows: _Rows, gradients_UD: Tensor, rates_U1: Tensor, spreads_U1: Tensor, group: Group) -> None:
     beta1, beta2 = group["betas"]
     means_UD = rows.read("exp_avg").lerp_(gradients_UD, 1 - beta1)
     squares_UD = rows.read("exp_avg_sq").mul_(beta2).addcmul_(gradients_UD, gradients_UD, value=1 - beta2)
     rows.write("exp_avg", means_UD)
     rows.write("exp_avg_sq", squares_UD)
-    counts_U1 = rows.count()
-    rates_U1 = (group["lr"] / (1 - beta1**counts_U1)).to(gradients_UD)
-    spreads_U1 = (1 - beta2**counts_U1).sqrt().to(gradients_UD)
     roots_UD = squares_UD.sqrt_().div_(spreads_U1).add_(group["eps"])
     rows.subtract(means_UD.div_(roots_UD).mul_(rates_U1))
 
