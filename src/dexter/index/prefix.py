@@ -99,13 +99,14 @@ def _second_moments(vectors_ND: Vectors) -> Vectors:
     return moments_DD / max(float(np.trace(moments_DD)), _TINY)
 
 
-def largest_scores(scores_L: Vectors, count: int) -> NDArray[np.int64]:
-    """Return the places of at least the `count` largest of many scores, by the maxima of groups."""
+def largest_scores(scores_L: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """Return the places, ascending, of at least the `count` largest of many scores and of all that are not numbers."""
     num_groups = len(scores_L) // _GROUP
     if num_groups < count:
         return np.arange(len(scores_L))
-    maxima_G = scores_L[: num_groups * _GROUP].reshape(_GROUP, num_groups).max(axis=0)
-    return np.flatnonzero(scores_L >= np.partition(maxima_G, num_groups - count)[num_groups - count])
+    maxima_G = np.maximum.reduce(scores_L[: num_groups * _GROUP].reshape(_GROUP, num_groups))
+    maxima_G.partition(num_groups - count)
+    return (~(scores_L < maxima_G[num_groups - count])).nonzero()[0]
 
 
 def _rest(square: Vectors | float, part: NDArray[np.floating]) -> Vectors:

@@ -38,6 +38,8 @@ _MAX_POSTINGS = 2**15
 """Postings that are read for a text; its most frequent words are left out where it has more."""
 _REMEMBERED_WORDS, _REMEMBERED_CHARACTERS = 2**16, 32
 """Words whose postings need not be looked up again, and the most characters of one."""
+_PAIRED_AFTER = 2**10
+"""Words after which all postings are paired, for which the first texts must not wait (see `_pair`)."""
 _BLOCK_TEXTS = 4_096
 """Texts whose words are Python objects at a time."""
 
@@ -87,7 +89,8 @@ class LexicalIndex:
             cosines = self._cosines(text)
             values = cosines if among is None else cosines[among]
             near = largest_scores(values, k)
-            near = near[values[near] > 0]
+            positive = values[near] > 0
+            near = near if positive.all() else near[positive]
             best = near[np.argsort(-values[near], kind="stable")[:k]]
             found.ids[row, : len(best)] = best if among is None else among[best]
             found.scores[row, : len(best)] = values[best]
@@ -97,21 +100,23 @@ class LexicalIndex:
         """Return the cosine of a text with every training query [M], from the words that fit the budget of postings."""
         cosines_M = np.zeros(self.num_queries, np.float32)
         # A text has few words: plain numbers are faster than arrays.
-        counts = Counter(_WORD.findall(text[:_MAX_CHARACTERS].lower()))
-        postings = self._postings
-        found = [(*postings[word], count) for word, count in counts.items()]
-        rarest = sorted(
-            (length, start, (1.0 + math.log(count)) * rarity) for start, length, rarity, count in found if length
+        look_up, counts = self._postings.__getitem__, Counter(_WORD.findall(text[:_MAX_CHARACTERS].lower()))
+        known = sorted(
+            [
+                word if count == 1 else word._replace(weight=(1.0 + math.log(count)) * word.weight)
+                for word, count in zip(map(look_up, counts), counts.values(), strict=True)
+                if word.length
+            ]
         )
-        norm = math.hypot(*(weight for _, _, weight in rarest))
-        del rarest[bisect_right(list(accumulate(length for length, _, _ in rarest)), _MAX_POSTINGS) :]
-        if rarest:
-            lengths, _, weights = zip(*rarest, strict=True)
-            parts = [slice(start, start + length) for length, start, _ in rarest]
-            products = np.concatenate([self.weights[part] for part in parts]).astype(np.float32, copy=False)
-            products *= np.repeat(np.array(weights, np.float32) / np.float32(norm), lengths)
-            queries = np.concatenate([self.queries[part] for part in parts])
-            np.add.at(cosines_M, queries.astype(np.intp), products)
+        if not known:
+            return cosines_M
+        lengths, _, weights, postings = zip(*known, strict=True)
+        scaled = np.array(weights, np.float32) / np.float32(math.hypot(*weights))
+        num_read = bisect_right(list(accumulate(lengths)), _MAX_POSTINGS)
+        if num_read:
+            pairs = np.concatenate(postings[:num_read])
+            products = pairs[:, 1] * scaled[:num_read].repeat(lengths[:num_read])
+            np.add.at(cosines_M, pairs.view(np.int32)[:, 0].astype(np.intp), products)
         return cosines_M
 
     @cached_property
@@ -179,12 +184,16 @@ class _Codes(dict[str, int]):
 
 
 class _Word(NamedTuple):
-    """Where the postings of a word are, and the weight of the word where it occurs once."""
+    """A word of a text, and its postings. Words sort by their frequency."""
 
-    start: int
     length: int
-    """0 where no training query has the word."""
-    rarity: float
+    """Training queries that have the word."""
+    start: int
+    """Where its postings begin."""
+    weight: float
+    """Its weight in a text where it occurs once."""
+    postings: NDArray[np.float32]
+    """The bits of the training query and the weight of each posting."""
 
 
 class _Postings(dict[str, _Word]):
@@ -192,20 +201,40 @@ class _Postings(dict[str, _Word]):
 
     def __init__(self, index: LexicalIndex) -> None:
         # Views give plain numbers, in a tenth of the time of an array.
-        self._words, self._starts, self._num_queries = index.words.data, index.starts_V.data, index.num_queries
+        self._words, self._starts = index.words.data, index.starts_V.data
+        self._queries, self._weights, self._num_queries = index.queries, index.weights, index.num_queries
+        self._paired: NDArray[np.float32] | None = None
+        self._num_missed = 0
 
     def __missing__(self, word: str) -> _Word:
         code = crc32(word.encode("utf-8", "surrogatepass"))
         row = bisect_left(self._words, code)
-        start, length = 0, 0
+        start, end = 0, 0
         if row < len(self._words) and self._words[row] == code:
-            start, length = self._starts[row], self._starts[row + 1] - self._starts[row]
-        found = _Word(start, length, _rarity(length, self._num_queries))
+            start, end = self._starts[row], self._starts[row + 1]
+        found = _Word(end - start, start, _rarity(end - start, self._num_queries), self._pairs(start, end))
         if len(word) <= _REMEMBERED_CHARACTERS:
             if len(self) >= _REMEMBERED_WORDS:
                 self.clear()
             self[word] = found
         return found
+
+    def _pairs(self, start: int, end: int) -> NDArray[np.float32]:
+        """Return some postings, each as the bits of its training query and its weight."""
+        self._num_missed += 1
+        if self._num_missed >= _PAIRED_AFTER and self._paired is None:
+            self._paired = _pair(self._queries, self._weights)
+            self.clear()
+        if self._paired is not None:
+            return self._paired[start:end]
+        return _pair(self._queries[start:end], self._weights[start:end])
+
+
+def _pair(queries: NDArray[np.int32], weights: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return the bits of integers and numbers as one array: they are picked together, and used at once."""
+    pairs = np.empty((len(queries), 2), np.float32)
+    pairs.view(np.int32)[:, 0], pairs[:, 1] = queries, weights
+    return pairs
 
 
 def _words_of(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

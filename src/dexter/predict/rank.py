@@ -220,18 +220,18 @@ def rank(
         return found
     exact = index.recall == 1.0
     if len(queries_ND) == 1:
-        labels, gains = votes_on_one(model, voters, choice)
-        may_return = np.full(len(labels), True) if allowed is None else np.isin(labels, allowed)
+        votes = votes_on_one(model, voters, choice)
+        if allowed is not None:
+            votes = votes.select(np.isin(votes.labels, allowed))
         if exclude is not None:
-            may_return &= ~np.isin(labels, exclude.indices)
-        kept = LabelVotes(labels[may_return], gains[may_return])
-        return add_votes_to_one(found, kept, queries_ND[0], index.vectors_LD, exact=exact)
+            votes = votes.select(~np.isin(votes.labels, exclude.indices))
+        return add_votes_to_one(found, votes, queries_ND[0], index.vectors_LD, exact=exact)
     parts = list(vote_parts(model, voters, choice).values())
-    votes = parts[0] if len(parts) == 1 else sum(parts[1:], start=parts[0]).tocsr()
+    all_votes = parts[0] if len(parts) == 1 else sum(parts[1:], start=parts[0]).tocsr()
     if allowed is not None:
-        votes.data[~np.isin(votes.indices, allowed)] = 0.0
-        votes.eliminate_zeros()
-    return add_votes(found, votes, queries_ND, index.vectors_LD, exclude=exclude, exact=exact)
+        all_votes.data[~np.isin(all_votes.indices, allowed)] = 0.0
+        all_votes.eliminate_zeros()
+    return add_votes(found, all_votes, queries_ND, index.vectors_LD, exclude=exclude, exact=exact)
 
 
 def search_among(
