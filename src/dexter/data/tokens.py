@@ -188,15 +188,32 @@ class _ChunkIds(dict[str, list[int]]):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self._split, self._pieces = _WordSplitter(tokenizer), tokenizer.model.tokenize
+        self._split, self._words = _WordSplitter(tokenizer), _WordIds(tokenizer)
 
     def __missing__(self, chunk: str) -> list[int]:
-        ids = [piece.id for word in self._split(chunk) for piece in self._pieces(word)]
-        if len(chunk) <= _KEPT_CHARACTERS:
-            if len(self) >= _KEPT_CHUNKS:
-                self.clear()
-            self[chunk] = ids
+        if len(chunk) > _KEPT_CHARACTERS:
+            return [each for word in self._split(chunk) for each in self._words.find(word)]
+        if len(self) >= _KEPT_CHUNKS:
+            self.clear()
+            self._words.clear()
+        ids = self[chunk] = [each for word in self._split(chunk) for each in self._words[word]]
         return ids
+
+
+class _WordIds(dict[str, list[int]]):
+    """The ids of words met so far: most chunks that are new are known words with other punctuation."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._pieces = tokenizer.model.tokenize
+
+    def __missing__(self, word: str) -> list[int]:
+        ids = self[word] = self.find(word)
+        return ids
+
+    def find(self, word: str) -> list[int]:
+        """Tokenise a word, and do not remember it."""
+        return [piece.id for piece in self._pieces(word)]
 
 
 class _Chunks(dict[str, int]):
@@ -204,16 +221,13 @@ class _Chunks(dict[str, int]):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self._split, self._pieces = _WordSplitter(tokenizer), tokenizer.model.tokenize
-        self._ids_of_word: dict[str, list[int]] = {}
+        self._split, self._words = _WordSplitter(tokenizer), _WordIds(tokenizer)
         self._ids: list[int] = []
         self._offsets = [0]
 
     def __missing__(self, chunk: str) -> int:
         for word in self._split(chunk):
-            if word not in self._ids_of_word:
-                self._ids_of_word[word] = [piece.id for piece in self._pieces(word)]
-            self._ids += self._ids_of_word[word]
+            self._ids += self._words[word]
         self._offsets.append(len(self._ids))
         self[chunk] = number = len(self)
         return number
