@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from dexter.cli import main as cli
-from dexter.cli.main import build_app
+from dexter.cli.main import app
 from dexter.data.formats import save_dataset
 from tests.conftest import make_world
 from tests.test_readme import ROOT, blocks, small_place  # noqa: F401 - fixture
@@ -89,7 +89,7 @@ def shown_commands():
                 found = re.match(r"(?:torchrun .*? -m )?(dexter (?!.*[|[(]|.*\b[A-Z]{2,}\b|.*\.\.\.).*)", line)
                 if found and "  " not in found[1].strip():
                     yield page.name, found[1]
-    for name, command in typer.main.get_command(build_app()).commands.items():
+    for name, command in typer.main.get_command(app).commands.items():
         for inner in getattr(command, "commands", {name: command}).values():
             for example in re.findall(
                 r"Example: (?:torchrun .*? -m )?(dexter .*?)(?=\n\n|\Z)", inner.help or "", re.DOTALL
@@ -102,7 +102,7 @@ def shown_commands():
 def test_every_command_shown_has_known_options(where, command):
     words = shlex.split(command, comments=True)[1:]
     words = [word for word in words if word not in ("--quiet", "--debug")]
-    group = typer.main.get_command(build_app())
+    group = typer.main.get_command(app)
     with group.make_context("dexter", [words[0]], resilient_parsing=True) as context:
         verb, rest = group.get_command(context, words[0]), words[1:]
         assert verb is not None, words

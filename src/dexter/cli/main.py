@@ -117,6 +117,13 @@ def build_app(verb: str | None = None) -> typer.Typer:
     return app
 
 
+def __getattr__(name: str) -> Any:
+    """Return the whole command line as `app`, built when it is asked for."""
+    if name == "app":
+        return build_app()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _find(place: str) -> Any:
     """Import what a module of this package has under a name."""
     module, name = place.split(".")

@@ -1,6 +1,6 @@
 """Search among clusters, an inverted file: a query is compared with the vectors of the clusters nearest to it only.
 
-Vectors of length one are put into about twice the square root of their number of clusters by spherical k-means, and
+Vectors of length one are put into clusters by spherical k-means, about four times the square root of their number, and
 stored cluster by cluster. A query is compared with the centroids, then with whole clusters, the nearest first, until a
 number of vectors was read. That number is chosen when the clusters are made: enough that `TARGET_RECALL` of the nearest
 of a sample are found. Many queries read the same clusters as each of them alone, so that a text has the same neighbours
@@ -49,7 +49,7 @@ FEWEST = 4_096
 """Fewer vectors than this are not worth clusters."""
 _READ_PER_PLACE = 32
 """Vectors that are read at least for each one wanted."""
-_SAMPLED_PER_CLUSTER, _ITERATIONS, _SAMPLED = 16, 5, 256
+_SAMPLED_PER_CLUSTER, _ITERATIONS, _SAMPLED = 32, 10, 256
 """Vectors from which the centroids are learned, and how often; vectors by which recall is measured."""
 _BLOCK, _BLOCK_QUERIES = 4_096, 256
 """Vectors that are put into clusters at a time, and queries that are searched together."""
@@ -75,7 +75,7 @@ class ClusteredIndex:
     def of(cls, vectors_MD: NDArray[np.float32], *, seed: int = 0) -> ClusteredIndex:
         """Make clusters of vectors of length one; takes about as long as searching a thousand of them."""
         generator, num_vectors = np.random.default_rng(seed), len(vectors_MD)
-        centroids_CD = _learn_centroids(vectors_MD, 2 * math.isqrt(num_vectors), generator)
+        centroids_CD = _learn_centroids(vectors_MD, 4 * math.isqrt(num_vectors), generator)
         owners_M = _nearest_centroids(vectors_MD, centroids_CD)
         used, owners_M = np.unique(owners_M, return_inverse=True)
         rows_M = np.argsort(owners_M, kind="stable")

@@ -17,7 +17,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -78,15 +78,23 @@ class LexicalIndex:
         starts_V = postings_VM.indptr.astype(np.int64)
         return cls(words, starts_V, postings_VM.indices, postings_VM.data, len(texts))
 
-    def nearest(self, texts: Sequence[str], k: int, *, among: NDArray[np.int64] | None = None) -> TopK:
+    def nearest(
+        self,
+        texts: Sequence[str],
+        k: int,
+        *,
+        among: NDArray[np.int64] | None = None,
+        words: Sequence[Sequence[str]] | None = None,
+    ) -> TopK:
         """Find the k most similar training queries of each text and their cosines, only `among` some rows if given.
 
-        Where fewer share a word with the text, the places left have row 0 and cosine 0.
+        Where fewer share a word with the text, the places left have row 0 and cosine 0. `words` are those of the texts
+        (`split_words`), where they are known already.
         """
         k = min(k, self.num_queries if among is None else len(among))
         found = TopK(np.zeros((len(texts), k), np.int64), np.zeros((len(texts), k), np.float32))
-        for row, text in enumerate(texts if k else ()):
-            cosines = self._cosines(text)
+        for row in range(len(texts) if k else 0):
+            cosines = self._cosines(split_words(texts[row]) if words is None else words[row])
             values = cosines if among is None else cosines[among]
             near = largest_scores(values, k)
             positive = values[near] > 0
@@ -96,11 +104,11 @@ class LexicalIndex:
             found.scores[row, : len(best)] = values[best]
         return found
 
-    def _cosines(self, text: str) -> NDArray[np.float32]:
+    def _cosines(self, words: Sequence[str]) -> NDArray[np.float32]:
         """Return the cosine of a text with every training query [M], from the words that fit the budget of postings."""
         cosines_M = np.zeros(self.num_queries, np.float32)
         # A text has few words: plain numbers are faster than arrays.
-        look_up, counts = self._postings.__getitem__, Counter(_WORD.findall(text[:_MAX_CHARACTERS].lower()))
+        look_up, counts = self._postings.__getitem__, Counter(words)
         known = sorted(
             [
                 word if count == 1 else word._replace(weight=(1.0 + math.log(count)) * word.weight)
@@ -161,9 +169,9 @@ class LabelWords:
                 labels[word].append(label)
         self._labels = {word: np.array(each) for word, each in labels.items()}
 
-    def shares(self, words: Set[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def shares(self, words: Iterable[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the rows, ascending, of the labels that share a word with a text, and the share of their words."""
-        postings = [self._labels[word] for word in words if word in self._labels]
+        postings = [self._labels[word] for word in self._labels.keys() & words]
         if not postings:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         labels, counts = np.unique(np.concatenate(postings), return_counts=True)
@@ -172,7 +180,12 @@ class LabelWords:
 
 def distinct_words(text: str) -> frozenset[str]:
     """Return the different words of a text."""
-    return frozenset(_WORD.findall(text[:_MAX_CHARACTERS].lower()))
+    return frozenset(split_words(text))
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, in order."""
+    return _WORD.findall(text[:_MAX_CHARACTERS].lower())
 
 
 class _Codes(dict[str, int]):
@@ -242,7 +255,7 @@ def _words_of(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64
     codes, flat, lengths = _Codes(), [np.empty(0, np.int64)], [0]
     for start in range(0, len(texts), _BLOCK_TEXTS):
         block = texts[start : start + _BLOCK_TEXTS]
-        rows = [[codes[word] for word in _WORD.findall(text[:_MAX_CHARACTERS].lower())] for text in block]
+        rows = [[codes[word] for word in split_words(text)] for text in block]
         flat.append(np.fromiter(chain.from_iterable(rows), dtype=np.int64))
         lengths += map(len, rows)
     return np.concatenate(flat), np.cumsum(lengths, dtype=np.int64)
