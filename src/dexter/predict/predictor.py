@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -256,7 +256,7 @@ class Predictor:
         """How often the labels were changed since the model was published."""
         return self._live.state.version
 
-    @property
+    @cached_property
     def calibration(self) -> Calibration | None:
         """The probabilities, where labels are ranked as they were when these were fitted."""
         return self.scoring.calibration if self.choice == self.scoring.choice else None
@@ -298,7 +298,8 @@ class Predictor:
             raise UsageError(f"got {len(ids)} ids for {len(texts)} texts: give one each, None where there is none")
         state = self._live.state
         model, labels = state.model, state.model.labels
-        allowed = LabelFilter.of(exclude, only, bands).allowed_rows(labels)
+        is_filtered = not (exclude is None and only is None and bands is None)
+        allowed = LabelFilter.of(exclude, only, bands).allowed_rows(labels) if is_filtered else None
         if allowed is not None and not len(allowed):
             return [[] for _ in texts]
         names = self.names(language)

@@ -180,7 +180,8 @@ def votes_on_one(model: Model, voters: Voters, choice: RankingChoice) -> LabelVo
     labels = _new_words(model)
     if labels is not None and voters.words is not None:
         parts.append(word_gains(voters.words[0], labels, _word_weight(model, choice)))
-    return parts[0] if len(parts) == 1 else add_label_votes(parts)
+    voting = [part for part in parts if len(part.labels)] or parts
+    return voting[0] if len(voting) == 1 else add_label_votes(voting)
 
 
 def rank(
