@@ -32,7 +32,7 @@ log = logging.getLogger("dexter")
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collect no garbage in a block that makes many objects and no garbage: looking for it takes a tenth of its time."""
+    """Collect no garbage in a block that makes many objects and none of it: looking takes a tenth of its time."""
     gc.disable()
     try:
         yield

@@ -126,8 +126,8 @@ class LimitedTokenizer:
         `progress` shows a progress bar on stderr if that is a terminal.
         """
         if len(texts) < _FEWEST_REPEATING_TEXTS:
-            ids, lengths = _flatten([self.token_ids(text) for text in texts])
-            return Tokens(ids=ids.astype(self._dtype), offsets=np.append(0, np.cumsum(lengths)))
+            flat = _flatten([self.token_ids(text) for text in texts])
+            return Tokens(ids=flat[0].astype(self._dtype), offsets=np.append(0, np.cumsum(flat[1])))
         # Imported here because few texts do not need it, and it takes a while.
         from tqdm import tqdm
 

@@ -132,9 +132,7 @@ class ClusteredIndex:
         rows = self.rows_M[self.starts[near_C[clusters] + 1] - ends_C[clusters] + best]
         return best_of_one(rows, scores[best], k)
 
-    def _read(
-        self, queries_BD: NDArray[np.float32], num_wanted: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def _read(self, queries_BD: NDArray[np.float32], num_wanted: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return products of queries with vectors read as for one, a cluster at a time, and the rows of these.
 
         Unused places score minus infinity.

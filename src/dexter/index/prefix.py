@@ -116,4 +116,4 @@ def largest_scores(scores_L: NDArray[np.floating], count: int) -> NDArray[np.int
 
 def _rest(squares_L: Vectors, parts_L: Vectors) -> Vectors:
     """Return the lengths of what parts of vectors leave, at least."""
-    return np.sqrt(np.maximum(squares_L - parts_L, 0.0) + _ROUNDING * squares_L, dtype=np.float32)
+    return np.asarray(np.sqrt(np.maximum(squares_L - parts_L, 0.0) + _ROUNDING * squares_L), dtype=np.float32)

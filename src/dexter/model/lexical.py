@@ -111,19 +111,19 @@ class LexicalIndex:
         look_up, counts = self._postings.__getitem__, Counter(words)
         known = sorted(
             [
-                word if count == 1 else word._replace(weight=(1.0 + math.log(count)) * word.weight)
+                (word.length, word.start, (1.0 + math.log(count)) * word.rarity if count > 1 else word.rarity, word)
                 for word, count in zip(map(look_up, counts), counts.values(), strict=True)
                 if word.length
             ]
         )
         if not known:
             return cosines_M
-        lengths, _, weights, postings = zip(*known, strict=True)
-        scaled = np.array(weights, np.float32) / np.float32(math.hypot(*weights))
+        lengths, _, weights, found = zip(*known, strict=True)
         num_read = bisect_right(list(accumulate(lengths)), _MAX_POSTINGS)
         if num_read:
-            pairs = np.concatenate(postings[:num_read])
-            products = pairs[:, 1] * scaled[:num_read].repeat(lengths[:num_read])
+            pairs = np.concatenate([word.postings for word in found[:num_read]])
+            scaled = np.array(weights[:num_read], np.float32) / np.float32(math.hypot(*weights))
+            products = pairs[:, 1] * scaled.repeat(lengths[:num_read])
             np.add.at(cosines_M, pairs.view(np.int32)[:, 0].astype(np.intp), products)
         return cosines_M
 
@@ -197,13 +197,13 @@ class _Codes(dict[str, int]):
 
 
 class _Word(NamedTuple):
-    """A word of a text, and its postings. Words sort by their frequency."""
+    """A word and its postings."""
 
     length: int
     """Training queries that have the word."""
     start: int
     """Where its postings begin."""
-    weight: float
+    rarity: float
     """Its weight in a text where it occurs once."""
     postings: NDArray[np.float32]
     """The bits of the training query and the weight of each posting."""

@@ -35,7 +35,7 @@ _FIRST_BACKGROUND = 5
 _FEWEST = 50
 """Relevant pairs, and irrelevant pairs, that a band needs at least for a map of its own."""
 _FEWEST_IN_ALL = 10
-_RARE_FIRST = tuple(reversed(BANDS))
+_RARE_FIRST = tuple(reversed(list(BANDS)))
 _FEWEST_OF_BAND = np.array([BANDS[band][0] for band in _RARE_FIRST])
 _POOLED = "all"
 _STEPS = 100

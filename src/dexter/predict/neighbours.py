@@ -197,7 +197,9 @@ def count_votes_on_one(
 
 def add_label_votes(parts: Sequence[LabelVotes]) -> LabelVotes:
     """Add up the votes of several kinds."""
-    return _sum_by_label(np.concatenate([part.labels for part in parts]), np.concatenate([part.gains for part in parts]))
+    return _sum_by_label(
+        np.concatenate([part.labels for part in parts]), np.concatenate([part.gains for part in parts])
+    )
 
 
 def _sum_by_label(labels: NDArray[np.integer], gains: NDArray[np.float32]) -> LabelVotes:
