@@ -111,7 +111,7 @@ def largest_scores(scores_L: NDArray[np.floating], count: int) -> NDArray[np.int
         return np.arange(len(scores_L))
     maxima_G = np.maximum.reduce(scores_L[: num_groups * _GROUP].reshape(_GROUP, num_groups))
     maxima_G.partition(num_groups - count)
-    return (~(scores_L < maxima_G[num_groups - count])).nonzero()[0]
+    return np.flatnonzero(~(scores_L < maxima_G[num_groups - count]))
 
 
 def _rest(squares_L: Vectors, parts_L: Vectors) -> Vectors:
