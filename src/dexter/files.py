@@ -11,6 +11,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import stat
@@ -228,7 +229,12 @@ def _view(folder: Path, files: Mapping[str, BufferedReader]) -> Iterator[Path]:
 
 
 def _has_digest(file: BufferedReader, expected: str) -> bool:
-    return hashlib.file_digest(file, "sha256").hexdigest() == expected
+    try:
+        # As one block: the interpreter's lock, which reading takes for each, is held by those that use the file.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return hashlib.sha256(content).hexdigest() == expected
+    except (ValueError, OSError):  # empty, or not to be mapped
+        return hashlib.file_digest(file, "sha256").hexdigest() == expected
 
 
 def _check_names(folder: Path, entries: Mapping[str, tuple[int, str]]) -> None:

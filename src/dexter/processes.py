@@ -8,7 +8,6 @@ holds, a `Launch` what the launcher (torchrun) told this process. The number of 
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -171,6 +170,8 @@ def read_launch() -> Launch:
         return Launch()
     number = {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")}
     identity = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    import socket  # takes a while, and only a launched process needs it
+
     # Without a rendezvous the launcher has no id of its own, but its process stays the same over restarts.
     name = identity if identity != "none" else f"{socket.gethostname()}:{os.getppid()}"
     return Launch(

@@ -149,6 +149,7 @@ def test_saved_then_loaded_is_the_same(training_queries, tmp_path):
 
 def test_many_are_kept_in_clusters(monkeypatch, tmp_path):
     monkeypatch.setattr("dexter.model.training_queries.FEWEST", 300)
+    monkeypatch.setattr("dexter.index.clustered._READ_PER_PLACE", 301)  # all are read
     relevance = csr_matrix(np.eye(17, dtype=np.float32)[np.arange(301) % 17])
     uids = [f"u{row}" for row in range(301)]
     kept = TrainingQueries.of(randn(301, 8), relevance, uids, uids)

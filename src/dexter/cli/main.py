@@ -13,46 +13,45 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from dexter import __version__
-from dexter.cli.data import data_app
-from dexter.cli.evaluate import compare, evaluate, tune
-from dexter.cli.examples import examples_app
-from dexter.cli.index import card, export, index_command
-from dexter.cli.labels import labels_app
 from dexter.cli.options import Settings
-from dexter.cli.predict import predict, serve
-from dexter.cli.train import import_command, plan, recipes_app, train
 from dexter.errors import DexterError, printable
 from dexter.processes import read_launch
-
-if TYPE_CHECKING:
-    from typer.models import CommandInfo
 
 EXIT_CODES = """Exit codes: 0 ok, 1 bug, 2 usage, 3 data, 4 model or index, 5 resources (disk, memory, permission, a
 missing package), 6 diverged, 130 or 143 interrupted (training saves its state first)."""
 
-app = typer.Typer(
-    help="Dual encoders for extreme multi-label classification: a few right labels out of thousands to millions.\n\n"
-    "Example: dexter train data.csv --out runs/first && dexter predict runs/first 'a text'",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(data_app, name="data")
-app.add_typer(labels_app, name="labels")
-app.add_typer(examples_app, name="examples")
-app.add_typer(recipes_app, name="recipes")
+_VERBS = {
+    "demo": "main.demo",
+    "train": "train.train",
+    "import": "train.import_command",
+    "plan": "train.plan",
+    "evaluate": "evaluate.evaluate",
+    "tune": "evaluate.tune",
+    "predict": "predict.predict",
+    "index": "index.index_command",
+    "export": "index.export",
+    "card": "index.card",
+    "compare": "evaluate.compare",
+    "serve": "predict.serve",
+}
+"""The function of each verb in the modules of this package, in the order of the flow."""
+_GROUPS = {
+    "data": "data.data_app",
+    "labels": "labels.labels_app",
+    "examples": "examples.examples_app",
+    "recipes": "train.recipes_app",
+}
+"""The same of verbs that have verbs of their own."""
 
 log = logging.getLogger("dexter")
 _INTERRUPTED = 130
@@ -81,7 +80,8 @@ def main() -> None:
     debug = "--debug" in arguments
     try:
         with _termination_as_error():
-            code = _app_of(arguments)(arguments, prog_name="dexter", standalone_mode=False)
+            verb = next((name for name in arguments if not name.startswith("-")), None)
+            code = build_app(verb)(arguments, prog_name="dexter", standalone_mode=False)
         if code == _INTERRUPTED:
             _fail("interrupted", code, debug=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -95,7 +95,41 @@ def main() -> None:
         _fail(*_explain(error), debug=debug)
 
 
-@app.callback()
+def build_app(verb: str | None = None) -> typer.Typer:
+    """Build the command line, with one verb only if that exists: a verb's module takes a while to import."""
+    app = typer.Typer(
+        help="Dual encoders for extreme multi-label classification: a few right labels out of thousands to millions."
+        "\n\nExample: dexter train data.csv --out runs/first && dexter predict runs/first 'a text'",
+        epilog=EXIT_CODES,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(common)
+    is_known = verb in _VERBS or verb in _GROUPS
+    for name, place in _VERBS.items():
+        if name == verb or not is_known:
+            app.command(name)(_find(place))
+    for name, place in _GROUPS.items():
+        if name == verb or not is_known:
+            app.add_typer(_find(place), name=name)
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    """Return the whole command line as `app`, built when it is asked for."""
+    if name == "app":
+        return build_app()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _find(place: str) -> Any:
+    """Import what a module of this package has under a name."""
+    module, name = place.split(".")
+    return getattr(import_module(f"dexter.cli.{module}"), name)
+
+
 def common(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only warnings and errors on stderr.")] = False,
@@ -113,7 +147,6 @@ def common(
     log.setLevel(level)
 
 
-@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Where to put the data, the run and the page.")] = Path("demo"),
     settings: Settings = None,
@@ -130,41 +163,11 @@ def demo(
     run_demo(out, overrides=parse_overrides(settings or []))
 
 
-_VERBS: dict[str, Callable[..., None]] = {
-    "train": train,
-    "import": import_command,
-    "plan": plan,
-    "evaluate": evaluate,
-    "tune": tune,
-    "predict": predict,
-    "index": index_command,
-    "export": export,
-    "card": card,
-    "compare": compare,
-    "serve": serve,
-}
-for _name, _verb in _VERBS.items():
-    app.command(_name)(_verb)
-
-
 def _move_common_options(arguments: list[str]) -> list[str]:
     """Move --debug and --quiet before the verb, so that they may be given after it."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     general = [name for name in ("--debug", "--quiet") if name in arguments[:end]]
     return [*general, *(name for name in arguments[:end] if name not in general), *arguments[end:]]
-
-
-def _app_of(arguments: list[str]) -> typer.Typer:
-    """Return the command line with the verb that was asked for only: Typer builds the options of every verb it has."""
-    verb = next((name for name in arguments if not name.startswith("-")), None)
-    chosen = copy(app)
-    chosen.registered_commands = [each for each in app.registered_commands if verb == _verb_of(each)]
-    chosen.registered_groups = [each for each in app.registered_groups if verb == each.name]
-    return chosen if chosen.registered_commands or chosen.registered_groups else app
-
-
-def _verb_of(command: CommandInfo) -> str:
-    return str(command.name or getattr(command.callback, "__name__", ""))
 
 
 class _Terminated(BaseException):

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -126,9 +126,8 @@ class LimitedTokenizer:
         `progress` shows a progress bar on stderr if that is a terminal.
         """
         if len(texts) < _FEWEST_REPEATING_TEXTS:
-            cut = [_replace_surrogates(text[: self._max_characters]) for text in texts]
-            found = self._encode(cut) if self._few is None else self._few.encode(cut, self._max_length)
-            return Tokens(ids=found[0].astype(self._dtype), offsets=np.append(0, np.cumsum(found[1])))
+            flat = _flatten([self.token_ids(text) for text in texts])
+            return Tokens(ids=flat[0].astype(self._dtype), offsets=np.append(0, np.cumsum(flat[1])))
         # Imported here because few texts do not need it, and it takes a while.
         from tqdm import tqdm
 
@@ -150,6 +149,15 @@ class LimitedTokenizer:
         for array in (tokens.ids, tokens.offsets):
             array.setflags(write=False)
         return tokens
+
+    def token_ids(self, text: str) -> list[int]:
+        """Tokenise one text."""
+        text = _replace_surrogates(text[: self._max_characters])
+        if self._few is not None:
+            # What belongs to chunks beyond the limit is not looked up.
+            chunks = _CONTROLS.sub("", text).split()
+            return list(islice(chain.from_iterable(map(self._few.__getitem__, chunks)), self._max_length))
+        return self._tokenizer.encode(text, add_special_tokens=self._special_tokens).ids[: self._max_length]
 
     def split(self, text: str) -> list[str]:
         """Cut a text into windows of at most `max_length` tokens each; very long texts end after 16 windows."""
@@ -180,27 +188,32 @@ class _ChunkIds(dict[str, list[int]]):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self._split, self._pieces = _WordSplitter(tokenizer), tokenizer.model.tokenize
+        self._split, self._words = _WordSplitter(tokenizer), _WordIds(tokenizer)
 
     def __missing__(self, chunk: str) -> list[int]:
-        ids = [piece.id for word in self._split(chunk) for piece in self._pieces(word)]
-        if len(chunk) <= _KEPT_CHARACTERS:
-            if len(self) >= _KEPT_CHUNKS:
-                self.clear()
-            self[chunk] = ids
+        if len(chunk) > _KEPT_CHARACTERS:
+            return [each for word in self._split(chunk) for each in self._words.find(word)]
+        if len(self) >= _KEPT_CHUNKS:
+            self.clear()
+            self._words.clear()
+        ids = self[chunk] = [each for word in self._split(chunk) for each in self._words[word]]
         return ids
 
-    def encode(self, texts: list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first ids of each text, one text after the other, and the number of each."""
-        rows = []
-        for text in texts:
-            ids: list[int] = []
-            for chunk in _CONTROLS.sub("", text).split():
-                ids += self[chunk]
-                if len(ids) >= max_length:
-                    break
-            rows.append(ids[:max_length])
-        return _flatten(rows)
+
+class _WordIds(dict[str, list[int]]):
+    """The ids of words met so far: most chunks that are new are known words with other punctuation."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._pieces = tokenizer.model.tokenize
+
+    def __missing__(self, word: str) -> list[int]:
+        ids = self[word] = self.find(word)
+        return ids
+
+    def find(self, word: str) -> list[int]:
+        """Tokenise a word, and do not remember it."""
+        return [piece.id for piece in self._pieces(word)]
 
 
 class _Chunks(dict[str, int]):
@@ -208,16 +221,13 @@ class _Chunks(dict[str, int]):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self._split, self._pieces = _WordSplitter(tokenizer), tokenizer.model.tokenize
-        self._ids_of_word: dict[str, list[int]] = {}
+        self._split, self._words = _WordSplitter(tokenizer), _WordIds(tokenizer)
         self._ids: list[int] = []
         self._offsets = [0]
 
     def __missing__(self, chunk: str) -> int:
         for word in self._split(chunk):
-            if word not in self._ids_of_word:
-                self._ids_of_word[word] = [piece.id for piece in self._pieces(word)]
-            self._ids += self._ids_of_word[word]
+            self._ids += self._words[word]
         self._offsets.append(len(self._ids))
         self[chunk] = number = len(self)
         return number

@@ -150,7 +150,8 @@ def _with_column(
     """Return the vectors and one more column, a number for each or the same for all, as parts to be joined."""
     if column is None:
         return [vectors_ND]
-    column_N1 = np.broadcast_to(np.asarray(column, dtype=np.float32).reshape(-1, 1), (len(vectors_ND), 1))
+    column_N1 = np.empty((len(vectors_ND), 1), dtype=np.float32)
+    column_N1[:, 0] = column
     return [vectors_ND, column_N1]
 
 

@@ -89,10 +89,11 @@ class StaticTokenizer:
 
     def tokenize(self, texts: Sequence[str], *, side: Side, progress: bool = False) -> Tokens:
         """Turn texts into ragged features; those of labels all have the same position bucket."""
+        if len(texts) == 1 and side == "query" and self.settings.ngrams == 1:
+            ids = np.array(self._limited[side].token_ids(texts[0]), dtype=np.int64)
+            features = (ids + self._query_buckets[: len(ids)])[ids != self._unknown]
+            return Tokens(ids=features, offsets=np.array([0, len(features)]))
         tokens = self._limited[side].tokenize(texts, progress=progress)
-        if len(tokens) == 1 and side == "query" and self.settings.ngrams == 1:
-            known = (tokens.ids + self._query_buckets[: len(tokens.ids)])[tokens.ids != self._unknown]
-            return Tokens(ids=known, offsets=np.array([0, len(known)]))
         rows = np.repeat(np.arange(len(tokens)), tokens.lengths)
         ids = tokens.ids.astype(np.int64)
         positions = np.arange(len(ids)) - tokens.offsets[rows]
@@ -176,9 +177,13 @@ class StaticArrays:
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """Embed texts given as features: [N, D]. A text without any known token gives the zero vector."""
-        rows_T, weights_T = tokens.ids % self.tokens.num_rows, self._weights(tokens.ids)
+        buckets_T, rows_T = np.divmod(tokens.ids, self.tokens.num_rows)
+        logarithms_T = self.token_weights_R[rows_T]
+        if self.tokens.settings.positions:
+            logarithms_T += self.position_weights[buckets_T]
+        weights_T = np.exp(logarithms_T)
         if len(tokens) == 1:
-            sums_ND = (weights_T @ self.table_RD[rows_T])[None]
+            sums_ND = (weights_T @ np.take(self.table_RD, rows_T, axis=0))[None]
         else:
             # Imported here because one text does not need it, and it takes a while.
             from scipy.sparse import csr_matrix
@@ -264,14 +269,6 @@ class StaticArrays:
             token_weights_R=token_weights_R,
             position_weights=position_weights,
         )
-
-    def _weights(self, features_T: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the weight of each feature."""
-        rows_T = features_T % self.tokens.num_rows
-        if not self.tokens.settings.positions:
-            return np.asarray(np.exp(self.token_weights_R[rows_T]))
-        buckets_T = features_T // self.tokens.num_rows
-        return np.asarray(np.exp(self.token_weights_R[rows_T] + self.position_weights[buckets_T]))
 
 
 def hash_texts(texts: Sequence[str]) -> NDArray[np.int64]:

@@ -1,6 +1,6 @@
 """Search among clusters, an inverted file: a query is compared with the vectors of the clusters nearest to it only.
 
-Vectors of length one are put into about twice the square root of their number of clusters by spherical k-means, and
+Vectors of length one are put into clusters by spherical k-means, about four times the square root of their number, and
 stored cluster by cluster. A query is compared with the centroids, then with whole clusters, the nearest first, until a
 number of vectors was read. That number is chosen when the clusters are made: enough that `TARGET_RECALL` of the nearest
 of a sample are found. Many queries read the same clusters as each of them alone, so that a text has the same neighbours
@@ -19,8 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,9 @@ from dexter.errors import ModelError
 from dexter.index.exact import (
     FEW,
     NOT_A_NUMBER,
+    best_of_one,
     check_arguments,
+    join_rows,
     largest,
     make_keys,
     nothing_found,
@@ -37,6 +38,7 @@ from dexter.index.exact import (
     slices,
     write_found,
 )
+from dexter.index.prefix import largest_scores
 from dexter.types import TopK
 
 TARGET_RECALL = 0.97
@@ -47,17 +49,10 @@ FEWEST = 4_096
 """Fewer vectors than this are not worth clusters."""
 _READ_PER_PLACE = 32
 """Vectors that are read at least for each one wanted."""
-_SAMPLED_PER_CLUSTER, _ITERATIONS, _SAMPLED = 16, 5, 256
+_SAMPLED_PER_CLUSTER, _ITERATIONS, _SAMPLED = 32, 10, 256
 """Vectors from which the centroids are learned, and how often; vectors by which recall is measured."""
 _BLOCK, _BLOCK_QUERIES = 4_096, 256
 """Vectors that are put into clusters at a time, and queries that are searched together."""
-
-
-class _Read(NamedTuple):
-    """What was read for some queries."""
-
-    scores_BW: NDArray[np.float32]
-    rows_BW: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,15 +71,11 @@ class ClusteredIndex:
     recall: float
     """Share of the 20 nearest that are found, by a sample of the vectors themselves."""
 
-    def __post_init__(self) -> None:
-        # Made now: two threads that made `_wide_MD` at once would each fill an array of their own.
-        self._is_wide  # noqa: B018
-
     @classmethod
     def of(cls, vectors_MD: NDArray[np.float32], *, seed: int = 0) -> ClusteredIndex:
         """Make clusters of vectors of length one; takes about as long as searching a thousand of them."""
         generator, num_vectors = np.random.default_rng(seed), len(vectors_MD)
-        centroids_CD = _learn_centroids(vectors_MD, 2 * math.isqrt(num_vectors), generator)
+        centroids_CD = _learn_centroids(vectors_MD, 4 * math.isqrt(num_vectors), generator)
         owners_M = _nearest_centroids(vectors_MD, centroids_CD)
         used, owners_M = np.unique(owners_M, return_inverse=True)
         rows_M = np.argsort(owners_M, kind="stable")
@@ -119,26 +110,36 @@ class ClusteredIndex:
     def search(self, queries_ND: NDArray[np.float32], k: int) -> TopK:
         """Return the k nearest of the vectors that are read for each query; all of them where there are fewer."""
         check_arguments(queries_ND, self.stored_MD, k, None, None)
-        found = nothing_found(len(queries_ND), k)
         wanted = max(self.num_read, _READ_PER_PLACE * k)
-        for part in slices(len(queries_ND), 1 if len(queries_ND) <= FEW else _BLOCK_QUERIES):
-            read = self._read_for_one if part.stop - part.start == 1 else self._read_for_many
-            scores_BW, rows_BW = read(queries_ND[part], wanted)
+        if len(queries_ND) <= FEW:
+            return join_rows([self._search_one(query_D, k, wanted) for query_D in queries_ND], k)
+        found = nothing_found(len(queries_ND), k)
+        for part in slices(len(queries_ND), _BLOCK_QUERIES):
+            scores_BW, rows_BW = self._read(queries_ND[part], wanted)
             if np.isnan(scores_BW.max()):
                 raise ModelError(NOT_A_NUMBER)
             write_found(found, part, np.sort(largest(make_keys(scores_BW, rows_BW), k), axis=1)[:, ::-1])
         return found
 
-    def _read_for_one(self, query_1D: NDArray[np.float32], num_wanted: int) -> _Read:
-        """Return products of a query with at least so many vectors, or all, of the clusters nearest to it."""
-        [near_C], [before_C] = self._near(query_1D)
-        parts = [self._widened(cluster) for cluster in near_C[before_C < num_wanted].tolist()]
-        scores = np.concatenate([self._wide_MD[part] @ query_1D[0] for part in parts])
-        return _Read(scores[None], np.concatenate([self.rows_M[part] for part in parts])[None].astype(np.int64))
+    def _search_one(self, query_D: NDArray[np.float32], k: int, num_wanted: int) -> TopK:
+        """Return the k nearest of at least so many vectors, or all, of the clusters nearest to one query."""
+        near_C = np.argsort(-(self.centroids_CD @ query_D), kind="stable")
+        ends_C = self._sizes[near_C].cumsum()
+        read = near_C[: int(ends_C.searchsorted(num_wanted)) + 1].tolist()
+        scores = np.concatenate([self._widened(cluster) @ query_D for cluster in read])
+        best = largest_scores(scores, k)
+        clusters = ends_C.searchsorted(best, side="right")
+        rows = self.rows_M[self.starts[near_C[clusters] + 1] - ends_C[clusters] + best]
+        return best_of_one(rows, scores[best], k)
 
-    def _read_for_many(self, queries_BD: NDArray[np.float32], num_wanted: int) -> _Read:
-        """Do the same for several queries, a cluster at a time; unused places score minus infinity."""
-        near_BC, before_BC = self._near(queries_BD)
+    def _read(self, queries_BD: NDArray[np.float32], num_wanted: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return products of queries with vectors read as for one, a cluster at a time, and the rows of these.
+
+        Unused places score minus infinity.
+        """
+        near_BC = np.argsort(-(queries_BD @ self.centroids_CD.T), axis=1, kind="stable")
+        sizes_BC = self._sizes[near_BC]
+        before_BC = np.cumsum(sizes_BC, axis=1) - sizes_BC
         queries_P, places_P = np.nonzero(before_BC < num_wanted)
         clusters_P, before_P = near_BC[queries_P, places_P], before_BC[queries_P, places_P]
         width = int((before_P + self._sizes[clusters_P]).max())
@@ -147,25 +148,20 @@ class ClusteredIndex:
         order = np.argsort(clusters_P, kind="stable")
         ends = np.flatnonzero(np.diff(clusters_P[order], append=-1)) + 1
         for pairs in np.split(order, ends[:-1]):
-            part, readers = self._widened(int(clusters_P[pairs[0]])), queries_P[pairs]
-            places = before_P[pairs, None] + np.arange(part.stop - part.start)
-            scores_BW[readers[:, None], places] = queries_BD[readers] @ self._wide_MD[part].T
-            rows_BW[readers[:, None], places] = self.rows_M[part]
-        return _Read(scores_BW, rows_BW)
+            cluster, readers = int(clusters_P[pairs[0]]), queries_P[pairs]
+            rows = self.rows_M[self.starts[cluster] : self.starts[cluster + 1]]
+            places = before_P[pairs, None] + np.arange(len(rows))
+            scores_BW[readers[:, None], places] = queries_BD[readers] @ self._widened(cluster).T
+            rows_BW[readers[:, None], places] = rows
+        return scores_BW, rows_BW
 
-    def _near(self, queries_BD: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the clusters of each query, nearest first, and how many vectors those before each of them have."""
-        near_BC = np.argsort(queries_BD @ -self.centroids_CD.T, axis=1, kind="stable")
-        sizes_BC = self._sizes[near_BC]
-        return near_BC, np.cumsum(sizes_BC, axis=1) - sizes_BC
-
-    def _widened(self, cluster: int) -> slice:
-        """Return where the vectors of a cluster are in `_wide_MD`, once they are there."""
-        part = self._parts[cluster]
-        if not self._is_wide[cluster]:
-            self._wide_MD[part] = self.stored_MD[part]
-            self._is_wide[cluster] = True
-        return part
+    def _widened(self, cluster: int) -> NDArray[np.float32]:
+        """Return the vectors of a cluster in single precision."""
+        found = self._wide_C[cluster]
+        if found is None:
+            part = slice(self.starts[cluster], self.starts[cluster + 1])
+            found = self._wide_C[cluster] = self.stored_MD[part].astype(np.float32, copy=False)
+        return found
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that are stored; vectors are kept in half precision."""
@@ -204,21 +200,9 @@ class ClusteredIndex:
         return np.diff(self.starts)
 
     @cached_property
-    def _parts(self) -> list[slice]:
-        """Where the vectors of each cluster are stored."""
-        return [slice(*ends) for ends in pairwise(self.starts.tolist())]
-
-    @cached_property
-    def _is_wide(self) -> list[bool]:
-        """Whether the vectors of each cluster are in `_wide_MD` yet."""
-        return [self._wide_MD is self.stored_MD] * len(self._parts)
-
-    @cached_property
-    def _wide_MD(self) -> NDArray[np.float32]:
-        """The stored vectors in single precision, as far as they were read."""
-        if self.stored_MD.dtype == np.float32:
-            return self.stored_MD
-        return np.empty(self.stored_MD.shape, dtype=np.float32)
+    def _wide_C(self) -> list[NDArray[np.float32] | None]:
+        """The vectors of each cluster that was read."""
+        return [None] * len(self.centroids_CD)
 
     @cached_property
     def _places_M(self) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ tile, P pairs of a query and a group that are examined again, K places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -152,26 +152,24 @@ class ExactIndex:
             check_arguments(queries_ND, self.vectors_LD, k, exclude, ceiling)
             # Rotating the vectors takes as long as many searches: the command line must not wait for it.
             rotated = len(self.vectors_LD) >= MANY and next(self._few_searched) >= SEARCHED_PLAIN
-            found = nothing_found(len(queries_ND), k)
+            found = []
             for row, query_D in enumerate(queries_ND):
                 excluded = None if exclude is None else exclude.indices[exclude.indptr[row] : exclude.indptr[row + 1]]
                 labels = self._prefixes.find(query_D, k, excluded) if rotated else None
-                write_found(found, slice(row, row + 1), _best_of_one(query_D, self.vectors_LD, k, labels, excluded))
-            return found
+                found.append(_search_one(query_D, self.vectors_LD, k, labels, excluded))
+            return join_rows(found, k)
         return search(queries_ND, self._placed, k, exclude=exclude, ceiling=ceiling)
 
 
-def _best_of_one(
+def _search_one(
     query_D: Scores,
     vectors_LD: Scores,
     k: int,
     labels: NDArray[np.int64] | None,
     excluded: NDArray[np.integer] | None,
-) -> Keys:
-    """Return keys of the k best of some labels (None: all) for one query, in order, as one row."""
+) -> TopK:
+    """Return the k best of some labels (None: all) for one query."""
     scores = (vectors_LD if labels is None else np.take(vectors_LD, labels, axis=0)) @ query_D
-    if np.isnan(scores.max()):
-        raise ModelError(NOT_A_NUMBER)
     if labels is None:
         if excluded is not None:
             scores[excluded] = -np.inf
@@ -179,7 +177,33 @@ def _best_of_one(
         scores = scores[labels]
     elif excluded is not None:
         scores[np.isin(labels, excluded)] = -np.inf
-    return np.sort(largest(make_keys(scores, labels)[None], k), axis=1)[:, ::-1]
+    return best_of_one(labels, scores, k)
+
+
+def best_of_one(ids: NDArray[np.integer], scores: Scores, k: int) -> TopK:
+    """Return the k best of some ids for one query; a score of minus infinity marks one that is not returned.
+
+    Raises `ModelError` for scores that are not numbers.
+    """
+    order = np.lexsort((ids, -scores))
+    if len(order) and np.isnan(scores[order[-1]]):  # sorted to the end
+        raise ModelError(NOT_A_NUMBER)
+    order = order[:k]
+    ids, scores = ids[order].astype(np.int64, copy=False), scores[order]
+    if len(order) == k and scores[-1] > -np.inf:
+        return TopK(ids[None], scores[None])
+    found = nothing_found(1, k)
+    found.ids[0, : len(ids)] = np.where(scores > -np.inf, ids, -1)
+    found.scores[0, : len(ids)] = scores
+    return found
+
+
+def join_rows(found: Sequence[TopK], k: int) -> TopK:
+    """Return the results of queries that were searched one by one as one result."""
+    if len(found) == 1:
+        return found[0]
+    parts = [nothing_found(0, k), *found]
+    return TopK(np.concatenate([each.ids for each in parts]), np.concatenate([each.scores for each in parts]))
 
 
 def search_shards(

@@ -15,6 +15,7 @@ Shapes: L labels, D dimensions, S of the short prefix, P of the longer one, C ca
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,19 +78,23 @@ class PrefixScan:
         num_seeds = _SEEDS * (k + (0 if excluded is None else len(excluded)))
         query_P = query_D @ self.rotation_DP
         square, first = float(query_D @ query_D), float(query_P[:short] @ query_P[:short])
-        rests = _rest(square, np.array([float(query_P @ query_P), first]))
-        bounds_L = np.append(query_P[:short], rests[1]) @ self.short_SL
+        rests = np.array(
+            [math.sqrt(max(square - part, 0.0) + _ROUNDING * square) for part in (float(query_P @ query_P), first)],
+            dtype=np.float32,
+        )
+        bounds_L = np.concatenate([query_P[:short], rests[1:]]) @ self.short_SL
         seeds = largest_scores(bounds_L, num_seeds)
         scores = np.take(self.vectors_LD, seeds, axis=0) @ query_D
         if excluded is not None:
             scores[np.isin(seeds, excluded)] = -np.inf
         if k >= len(scores):
             return np.arange(len(self.vectors_LD))
-        floor = np.partition(scores, len(scores) - k)[-k] - _ROUNDING * self.longest * np.sqrt(square)
-        found = np.flatnonzero(bounds_L >= floor)
+        scores.partition(len(scores) - k)
+        floor = scores[-k] - np.float32(_ROUNDING * self.longest * math.sqrt(square))
+        found = (~(bounds_L < floor)).nonzero()[0]  # also what is not a number, which the caller finds
         bounds_C = np.take(self.next_LP, found, axis=0) @ np.concatenate([query_P[short:], rests])
         bounds_C += bounds_L[found]
-        return np.asarray(found[bounds_C >= floor])
+        return np.asarray(found[~(bounds_C < floor)])
 
 
 def _second_moments(vectors_ND: Vectors) -> Vectors:
@@ -99,15 +104,16 @@ def _second_moments(vectors_ND: Vectors) -> Vectors:
     return moments_DD / max(float(np.trace(moments_DD)), _TINY)
 
 
-def largest_scores(scores_L: Vectors, count: int) -> NDArray[np.int64]:
-    """Return the places of at least the `count` largest of many scores, by the maxima of groups."""
+def largest_scores(scores_L: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """Return the places, ascending, of at least the `count` largest of many scores and of all that are not numbers."""
     num_groups = len(scores_L) // _GROUP
     if num_groups < count:
         return np.arange(len(scores_L))
-    maxima_G = scores_L[: num_groups * _GROUP].reshape(_GROUP, num_groups).max(axis=0)
-    return np.flatnonzero(scores_L >= np.partition(maxima_G, num_groups - count)[num_groups - count])
+    maxima_G = np.maximum.reduce(scores_L[: num_groups * _GROUP].reshape(_GROUP, num_groups))
+    maxima_G.partition(num_groups - count)
+    return np.flatnonzero(~(scores_L < maxima_G[num_groups - count]))
 
 
-def _rest(square: Vectors | float, part: NDArray[np.floating]) -> Vectors:
-    """Return the length of what a part of a vector leaves, at least."""
-    return np.sqrt(np.maximum(square - part, 0.0) + _ROUNDING * np.asarray(square), dtype=np.float32)
+def _rest(squares_L: Vectors, parts_L: Vectors) -> Vectors:
+    """Return the lengths of what parts of vectors leave, at least."""
+    return np.asarray(np.sqrt(np.maximum(squares_L - parts_L, 0.0) + _ROUNDING * squares_L), dtype=np.float32)

@@ -17,7 +17,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -38,6 +38,8 @@ _MAX_POSTINGS = 2**15
 """Postings that are read for a text; its most frequent words are left out where it has more."""
 _REMEMBERED_WORDS, _REMEMBERED_CHARACTERS = 2**16, 32
 """Words whose postings need not be looked up again, and the most characters of one."""
+_PAIRED_AFTER = 2**10
+"""Words after which all postings are paired, for which the first texts must not wait (see `_pair`)."""
 _BLOCK_TEXTS = 4_096
 """Texts whose words are Python objects at a time."""
 
@@ -76,42 +78,53 @@ class LexicalIndex:
         starts_V = postings_VM.indptr.astype(np.int64)
         return cls(words, starts_V, postings_VM.indices, postings_VM.data, len(texts))
 
-    def nearest(self, texts: Sequence[str], k: int, *, among: NDArray[np.int64] | None = None) -> TopK:
+    def nearest(
+        self,
+        texts: Sequence[str],
+        k: int,
+        *,
+        among: NDArray[np.int64] | None = None,
+        words: Sequence[Sequence[str]] | None = None,
+    ) -> TopK:
         """Find the k most similar training queries of each text and their cosines, only `among` some rows if given.
 
-        Where fewer share a word with the text, the places left have row 0 and cosine 0.
+        Where fewer share a word with the text, the places left have row 0 and cosine 0. `words` are those of the texts
+        (`split_words`), where they are known already.
         """
         k = min(k, self.num_queries if among is None else len(among))
         found = TopK(np.zeros((len(texts), k), np.int64), np.zeros((len(texts), k), np.float32))
-        for row, text in enumerate(texts if k else ()):
-            cosines = self._cosines(text)
+        for row in range(len(texts) if k else 0):
+            cosines = self._cosines(split_words(texts[row]) if words is None else words[row])
             values = cosines if among is None else cosines[among]
             near = largest_scores(values, k)
-            near = near[values[near] > 0]
+            positive = values[near] > 0
+            near = near if positive.all() else near[positive]
             best = near[np.argsort(-values[near], kind="stable")[:k]]
             found.ids[row, : len(best)] = best if among is None else among[best]
             found.scores[row, : len(best)] = values[best]
         return found
 
-    def _cosines(self, text: str) -> NDArray[np.float32]:
+    def _cosines(self, words: Sequence[str]) -> NDArray[np.float32]:
         """Return the cosine of a text with every training query [M], from the words that fit the budget of postings."""
         cosines_M = np.zeros(self.num_queries, np.float32)
         # A text has few words: plain numbers are faster than arrays.
-        counts = Counter(_WORD.findall(text[:_MAX_CHARACTERS].lower()))
-        postings = self._postings
-        found = [(*postings[word], count) for word, count in counts.items()]
-        rarest = sorted(
-            (length, start, (1.0 + math.log(count)) * rarity) for start, length, rarity, count in found if length
+        look_up, counts = self._postings.__getitem__, Counter(words)
+        known = sorted(
+            [
+                (word.length, word.start, (1.0 + math.log(count)) * word.rarity if count > 1 else word.rarity, word)
+                for word, count in zip(map(look_up, counts), counts.values(), strict=True)
+                if word.length
+            ]
         )
-        norm = math.hypot(*(weight for _, _, weight in rarest))
-        del rarest[bisect_right(list(accumulate(length for length, _, _ in rarest)), _MAX_POSTINGS) :]
-        if rarest:
-            lengths, _, weights = zip(*rarest, strict=True)
-            parts = [slice(start, start + length) for length, start, _ in rarest]
-            products = np.concatenate([self.weights[part] for part in parts]).astype(np.float32, copy=False)
-            products *= np.repeat(np.array(weights, np.float32) / np.float32(norm), lengths)
-            queries = np.concatenate([self.queries[part] for part in parts])
-            np.add.at(cosines_M, queries.astype(np.intp), products)
+        if not known:
+            return cosines_M
+        lengths, _, weights, found = zip(*known, strict=True)
+        num_read = bisect_right(list(accumulate(lengths)), _MAX_POSTINGS)
+        if num_read:
+            pairs = np.concatenate([word.postings for word in found[:num_read]])
+            scaled = np.array(weights[:num_read], np.float32) / np.float32(math.hypot(*weights))
+            products = pairs[:, 1] * scaled.repeat(lengths[:num_read])
+            np.add.at(cosines_M, pairs.view(np.int32)[:, 0].astype(np.intp), products)
         return cosines_M
 
     @cached_property
@@ -156,9 +169,9 @@ class LabelWords:
                 labels[word].append(label)
         self._labels = {word: np.array(each) for word, each in labels.items()}
 
-    def shares(self, words: Set[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def shares(self, words: Iterable[str]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the rows, ascending, of the labels that share a word with a text, and the share of their words."""
-        postings = [self._labels[word] for word in words if word in self._labels]
+        postings = [self._labels[word] for word in self._labels.keys() & words]
         if not postings:
             return np.empty(0, np.int64), np.empty(0, np.float32)
         labels, counts = np.unique(np.concatenate(postings), return_counts=True)
@@ -167,7 +180,12 @@ class LabelWords:
 
 def distinct_words(text: str) -> frozenset[str]:
     """Return the different words of a text."""
-    return frozenset(_WORD.findall(text[:_MAX_CHARACTERS].lower()))
+    return frozenset(split_words(text))
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, in order."""
+    return _WORD.findall(text[:_MAX_CHARACTERS].lower())
 
 
 class _Codes(dict[str, int]):
@@ -179,12 +197,16 @@ class _Codes(dict[str, int]):
 
 
 class _Word(NamedTuple):
-    """Where the postings of a word are, and the weight of the word where it occurs once."""
+    """A word and its postings."""
 
-    start: int
     length: int
-    """0 where no training query has the word."""
+    """Training queries that have the word."""
+    start: int
+    """Where its postings begin."""
     rarity: float
+    """Its weight in a text where it occurs once."""
+    postings: NDArray[np.float32]
+    """The bits of the training query and the weight of each posting."""
 
 
 class _Postings(dict[str, _Word]):
@@ -192,20 +214,40 @@ class _Postings(dict[str, _Word]):
 
     def __init__(self, index: LexicalIndex) -> None:
         # Views give plain numbers, in a tenth of the time of an array.
-        self._words, self._starts, self._num_queries = index.words.data, index.starts_V.data, index.num_queries
+        self._words, self._starts = index.words.data, index.starts_V.data
+        self._queries, self._weights, self._num_queries = index.queries, index.weights, index.num_queries
+        self._paired: NDArray[np.float32] | None = None
+        self._num_missed = 0
 
     def __missing__(self, word: str) -> _Word:
         code = crc32(word.encode("utf-8", "surrogatepass"))
         row = bisect_left(self._words, code)
-        start, length = 0, 0
+        start, end = 0, 0
         if row < len(self._words) and self._words[row] == code:
-            start, length = self._starts[row], self._starts[row + 1] - self._starts[row]
-        found = _Word(start, length, _rarity(length, self._num_queries))
+            start, end = self._starts[row], self._starts[row + 1]
+        found = _Word(end - start, start, _rarity(end - start, self._num_queries), self._pairs(start, end))
         if len(word) <= _REMEMBERED_CHARACTERS:
             if len(self) >= _REMEMBERED_WORDS:
                 self.clear()
             self[word] = found
         return found
+
+    def _pairs(self, start: int, end: int) -> NDArray[np.float32]:
+        """Return some postings, each as the bits of its training query and its weight."""
+        self._num_missed += 1
+        if self._num_missed >= _PAIRED_AFTER and self._paired is None:
+            self._paired = _pair(self._queries, self._weights)
+            self.clear()
+        if self._paired is not None:
+            return self._paired[start:end]
+        return _pair(self._queries[start:end], self._weights[start:end])
+
+
+def _pair(queries: NDArray[np.int32], weights: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return the bits of integers and numbers as one array: they are picked together, and used at once."""
+    pairs = np.empty((len(queries), 2), np.float32)
+    pairs.view(np.int32)[:, 0], pairs[:, 1] = queries, weights
+    return pairs
 
 
 def _words_of(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -213,7 +255,7 @@ def _words_of(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64
     codes, flat, lengths = _Codes(), [np.empty(0, np.int64)], [0]
     for start in range(0, len(texts), _BLOCK_TEXTS):
         block = texts[start : start + _BLOCK_TEXTS]
-        rows = [[codes[word] for word in _WORD.findall(text[:_MAX_CHARACTERS].lower())] for text in block]
+        rows = [[codes[word] for word in split_words(text)] for text in block]
         flat.append(np.fromiter(chain.from_iterable(rows), dtype=np.int64))
         lengths += map(len, rows)
     return np.concatenate(flat), np.cumsum(lengths, dtype=np.int64)

@@ -35,6 +35,8 @@ _FIRST_BACKGROUND = 5
 _FEWEST = 50
 """Relevant pairs, and irrelevant pairs, that a band needs at least for a map of its own."""
 _FEWEST_IN_ALL = 10
+_RARE_FIRST = tuple(reversed(list(BANDS)))
+_FEWEST_OF_BAND = np.array([BANDS[band][0] for band in _RARE_FIRST])
 _POOLED = "all"
 _STEPS = 100
 _BINS = 15
@@ -107,12 +109,13 @@ class Calibration:
         With `falls` they never rise within a query's ranking.
         `found` has at least `NUM_PLACES` places, or all labels; otherwise `levels_N` is the `level` of each query.
         """
-        leads_NK, counts_NK = lead(found.scores, levels_N), counts_L[found.ids]
+        leads_NK = lead(found.scores, levels_N)
+        bands_NK = np.searchsorted(_FEWEST_OF_BAND, counts_L[found.ids], side="right")
+        bands_NK[found.ids < 0] = 0
         result = np.zeros(found.ids.shape, dtype=np.float32)
-        for band in BANDS:
-            members = in_band(counts_NK, band) & (found.ids >= 0)
-            if members.any():
-                result[members] = self._map(band)(leads_NK[members])
+        for place in set(bands_NK.ravel().tolist()) - {0}:
+            members = bands_NK == place
+            result[members] = self._map(_RARE_FIRST[place - 1])(leads_NK[members])
         return np.minimum.accumulate(result, axis=1) if self.falls else result
 
     def is_exhausted(
@@ -165,8 +168,11 @@ def lead(scores_NK: NDArray[np.floating], levels_N: NDArray[np.float64] | None =
 def level(scores_NK: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the mean score of each query's places 6 to 20 (the last score where there are at most 5 places)."""
     known = np.isfinite(scores_NK)
-    scores_NK = np.where(known, scores_NK, 0.0)
     background = slice(_FIRST_BACKGROUND, NUM_PLACES)
+    if scores_NK.shape[1] > _FIRST_BACKGROUND and known.all():
+        places = min(scores_NK.shape[1], NUM_PLACES) - _FIRST_BACKGROUND
+        return np.asarray(scores_NK[:, background].sum(axis=1) / np.float64(places))
+    scores_NK = np.where(known, scores_NK, 0.0)
     num_background = known[:, background].sum(axis=1)
     num_known = known.sum(axis=1)
     means = scores_NK[:, background].sum(axis=1) / np.maximum(num_background, 1)

@@ -179,6 +179,10 @@ class LabelVotes(NamedTuple):
     gains: NDArray[np.float32]
     """What the votes add to the score of each, more than 0."""
 
+    def select(self, kept: NDArray[np.bool_]) -> LabelVotes:
+        """Return the votes for some of the labels."""
+        return LabelVotes(self.labels[kept], self.gains[kept])
+
 
 def count_votes_on_one(
     training_queries: TrainingQueries, voters: NDArray[np.int64], weights: NDArray[np.float32]
@@ -186,18 +190,32 @@ def count_votes_on_one(
     """Count the votes of some training queries with some weights, as `count_votes` does for many texts."""
     starts = training_queries.label_starts[voters]
     lengths = training_queries.label_starts[voters + 1] - starts
-    ends = np.cumsum(lengths)
-    places = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-    labels, owners = np.unique(training_queries.label_rows[places], return_inverse=True)
-    gains = np.bincount(owners, np.repeat(weights, lengths), minlength=len(labels)).astype(np.float32)
-    return LabelVotes(labels[gains > 0], gains[gains > 0])
+    ends = lengths.cumsum()
+    places = np.arange(ends[-1]) + (starts - ends + lengths).repeat(lengths)
+    return _sum_by_label(training_queries.label_rows[places], weights.repeat(lengths))
 
 
 def add_label_votes(parts: Sequence[LabelVotes]) -> LabelVotes:
     """Add up the votes of several kinds."""
-    labels, owners = np.unique(np.concatenate([part.labels for part in parts]), return_inverse=True)
-    gains = np.bincount(owners, np.concatenate([part.gains for part in parts]), minlength=len(labels))
-    return LabelVotes(labels, gains.astype(np.float32))
+    return _sum_by_label(
+        np.concatenate([part.labels for part in parts]), np.concatenate([part.gains for part in parts])
+    )
+
+
+def _sum_by_label(labels: NDArray[np.integer], gains: NDArray[np.float32]) -> LabelVotes:
+    """Add up the gains of equal labels, and leave out those without any."""
+    is_positive = gains > 0
+    if not is_positive.all():
+        labels, gains = labels[is_positive], gains[is_positive]
+    if not len(labels):
+        return LabelVotes(labels, gains)
+    order = labels.argsort(kind="stable")
+    labels = labels[order]
+    is_first = np.empty(len(labels), dtype=np.bool_)
+    is_first[0] = True
+    np.not_equal(labels[1:], labels[:-1], out=is_first[1:])
+    firsts = is_first.nonzero()[0]
+    return LabelVotes(labels[firsts], np.add.reduceat(gains[order], firsts))
 
 
 def add_votes_to_one(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -115,8 +115,8 @@ class Predictor:
         """How labels are ranked."""
         self.fingerprint = fingerprint
         """Hash of the published model; None for one that was never saved."""
-        self._finder: tuple[Labels, OwnLabelFinder] | None = None
-        """Finds own labels among the labels given."""
+        self._finder: tuple[Labels, OwnLabelFinder | None] | None = None
+        """Finds own labels among the labels given; None where they are not left out."""
         if self.choice.uses_neighbours:
             kept_queries(model)
         # Not `self`, which a state would then keep alive and which keeps its states.
@@ -256,7 +256,7 @@ class Predictor:
         """How often the labels were changed since the model was published."""
         return self._live.state.version
 
-    @property
+    @cached_property
     def calibration(self) -> Calibration | None:
         """The probabilities, where labels are ranked as they were when these were fitted."""
         return self.scoring.calibration if self.choice == self.scoring.choice else None
@@ -298,24 +298,22 @@ class Predictor:
             raise UsageError(f"got {len(ids)} ids for {len(texts)} texts: give one each, None where there is none")
         state = self._live.state
         model, labels = state.model, state.model.labels
-        allowed = LabelFilter.of(exclude, only, bands).allowed_rows(labels)
+        is_filtered = not (exclude is None and only is None and bands is None)
+        allowed = LabelFilter.of(exclude, only, bands).allowed_rows(labels) if is_filtered else None
         if allowed is not None and not len(allowed):
             return [[] for _ in texts]
         names = self.names(language)
         limits = _Limits(k, threshold, self._own_pairs(labels, texts, ids), allowed)
         found, probabilities = self._find(model, state.index, texts, limits)
+        if threshold is not None:
+            found.ids[probabilities < np.float32(threshold)] = -1
         return [
             [
-                Prediction(
-                    labels.ids[row],
-                    names.get(labels.ids[row], labels.texts[row]),
-                    float(score),
-                    None if chance is None else float(chance),
-                )
-                for row, score, chance in zip(rows, scores, chances, strict=True)
-                if row >= 0 and (threshold is None or chance >= threshold)
+                Prediction(labels.ids[row], names.get(labels.ids[row], labels.texts[row]), score, chance)
+                for row, score, chance in zip(*places, strict=True)
+                if row >= 0
             ]
-            for rows, scores, chances in zip(found.ids, found.scores, probabilities, strict=True)
+            for places in zip(found.ids.tolist(), found.scores.tolist(), probabilities.tolist(), strict=True)
         ]
 
     def predict_stream(
@@ -523,12 +521,13 @@ class Predictor:
 
     def _own_pairs(self, labels: Labels, texts: Sequence[str], ids: Sequence[str | None] | None) -> csr_matrix | None:
         """Return the own labels of texts, texts x labels; None where they are not left out or there are none."""
-        own_labels = self.own_labels
-        if not own_labels.excludes:
-            return None
         if self._finder is None or self._finder[0] is not labels:
-            self._finder = labels, own_labels.finder(labels.ids, labels.texts)
-        finder, ids = self._finder[1], ids or [None] * len(texts)
+            own_labels = self.own_labels
+            self._finder = labels, own_labels.finder(labels.ids, labels.texts) if own_labels.excludes else None
+        finder = self._finder[1]
+        if finder is None:
+            return None
+        ids = ids or [None] * len(texts)
         # One text seldom has an own label, and a matrix takes longer to make than the rest of its ranking.
         if len(texts) == 1 and not finder.find(ids[0], texts[0]):
             return None
@@ -548,16 +547,16 @@ class Predictor:
             found = search(wanted, allowed=allowed)
             return found, np.full(found.ids.shape, None)
         # Probabilities compare a label with the best of all labels, whichever may be returned.
-        levels_N = None if allowed is None else level(search(NUM_PLACES).scores)
         places = max(wanted, NUM_PLACES)
         found = search(places, allowed=allowed)
+        levels_N = level(found.scores if allowed is None else search(NUM_PLACES).scores)
         while k is None and threshold is not None and places < len(model.labels.ids if allowed is None else allowed):
             if calibration.is_exhausted(found, threshold, levels_N=levels_N).all():
                 break
             wanted = places = 2 * places
             found = search(places, allowed=allowed)
-        probabilities = calibration.probabilities(found, model.labels.counts, levels_N=levels_N)
-        return TopK(found.ids[:, :wanted], found.scores[:, :wanted]), probabilities[:, :wanted]
+        found = TopK(found.ids[:, :wanted], found.scores[:, :wanted])
+        return found, calibration.probabilities(found, model.labels.counts, levels_N=levels_N)
 
     def _checked_calibration(self) -> Calibration:
         if self.scoring.calibration is None:

@@ -5,7 +5,7 @@ Shapes: N texts, D dimensions, K labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dexter.errors import UsageError
 from dexter.index import Index, search
-from dexter.model.lexical import LabelWords, distinct_words
+from dexter.model.lexical import LabelWords, split_words
 from dexter.model.model import Model
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.neighbours import (
@@ -88,7 +88,7 @@ class Voters(NamedTuple):
     by_words: TopK | None
     examples: TopK | None = None
     """The same of the examples."""
-    words: Sequence[Set[str]] | None = None
+    words: Sequence[Sequence[str]] | None = None
     """The words of each text, which speak for new labels that have them; None where there are no new labels."""
 
     def weigh(self, model: Model, choice: RankingChoice) -> Iterator[WeighedVotes]:
@@ -114,12 +114,13 @@ def find_voters(
 ) -> Voters:
     """Find the training queries and words that vote on texts, whose representations `Model.encode_queries` gave."""
     votes, lexical = choice.votes, choice.lexical_votes
-    examples = model.examples if choice.examples else None
+    examples, new_words = model.examples if choice.examples else None, _new_words(model)
+    words = [] if lexical is None and new_words is None else [split_words(text) for text in texts]
     return Voters(
         None if votes is None else kept_queries(model).nearest(representations_ND, votes.neighbours),
-        None if lexical is None else lexical_index(model).nearest(texts, lexical.neighbours),
+        None if lexical is None else lexical_index(model).nearest(texts, lexical.neighbours, words=words),
         None if examples is None else examples.nearest(representations_ND, EXAMPLE_VOTES.neighbours),
-        None if _new_words(model) is None else [distinct_words(text) for text in texts],
+        None if new_words is None else words,
     )
 
 
@@ -133,7 +134,7 @@ def _word_weight(model: Model, choice: RankingChoice) -> float:
     return model.generator.word_weight * model.head.temperature * (2 if choice.head == "unified" else 1)
 
 
-def word_gains(words: Set[str], labels: LabelWords, weight: float) -> LabelVotes:
+def word_gains(words: Iterable[str], labels: LabelWords, weight: float) -> LabelVotes:
     """Return what the words of a text add to the scores of new labels: the square of the share that each has, weighed.
 
     A trained label has learned which words speak for it; a new one has only its own.
@@ -153,7 +154,7 @@ def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str,
     return parts
 
 
-def _word_votes(model: Model, words: Sequence[Set[str]], labels: LabelWords, choice: RankingChoice) -> csr_matrix:
+def _word_votes(model: Model, words: Sequence[Sequence[str]], labels: LabelWords, choice: RankingChoice) -> csr_matrix:
     """Return what the words of texts add to the scores of new labels, texts x labels."""
     from scipy.sparse import csr_matrix
 
@@ -179,7 +180,8 @@ def votes_on_one(model: Model, voters: Voters, choice: RankingChoice) -> LabelVo
     labels = _new_words(model)
     if labels is not None and voters.words is not None:
         parts.append(word_gains(voters.words[0], labels, _word_weight(model, choice)))
-    return parts[0] if len(parts) == 1 else add_label_votes(parts)
+    voting = [part for part in parts if len(part.labels)] or parts
+    return voting[0] if len(voting) == 1 else add_label_votes(voting)
 
 
 def rank(
@@ -220,18 +222,18 @@ def rank(
         return found
     exact = index.recall == 1.0
     if len(queries_ND) == 1:
-        labels, gains = votes_on_one(model, voters, choice)
-        may_return = np.full(len(labels), True) if allowed is None else np.isin(labels, allowed)
+        votes = votes_on_one(model, voters, choice)
+        if allowed is not None:
+            votes = votes.select(np.isin(votes.labels, allowed))
         if exclude is not None:
-            may_return &= ~np.isin(labels, exclude.indices)
-        kept = LabelVotes(labels[may_return], gains[may_return])
-        return add_votes_to_one(found, kept, queries_ND[0], index.vectors_LD, exact=exact)
+            votes = votes.select(~np.isin(votes.labels, exclude.indices))
+        return add_votes_to_one(found, votes, queries_ND[0], index.vectors_LD, exact=exact)
     parts = list(vote_parts(model, voters, choice).values())
-    votes = parts[0] if len(parts) == 1 else sum(parts[1:], start=parts[0]).tocsr()
+    all_votes = parts[0] if len(parts) == 1 else sum(parts[1:], start=parts[0]).tocsr()
     if allowed is not None:
-        votes.data[~np.isin(votes.indices, allowed)] = 0.0
-        votes.eliminate_zeros()
-    return add_votes(found, votes, queries_ND, index.vectors_LD, exclude=exclude, exact=exact)
+        all_votes.data[~np.isin(all_votes.indices, allowed)] = 0.0
+        all_votes.eliminate_zeros()
+    return add_votes(found, all_votes, queries_ND, index.vectors_LD, exclude=exclude, exact=exact)
 
 
 def search_among(
