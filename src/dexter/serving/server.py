@@ -85,6 +85,7 @@ def make_server(app: FastAPI) -> _DrainingServer:
             Connection,
             settings=settings,
             traffic=app.state.traffic,
+            direct=app.state.direct,
             refusals=Refusals(settings.busy_wait_seconds),
         ),
         ws="none",
