@@ -43,7 +43,7 @@ def create_app(
     gate = Gate(settings, OpenRequests(), KeyRing(settings.keys, settings.keys_file))
     runs = ServedRuns(
         [
-            ServedRun(name, source, settings, observe_batch=metrics.batches.labels(name).observe)
+            ServedRun(name, source, settings, metrics.batches.labels(name).observe, gate.traffic.computed)
             for name, source in named.items()
         ],
         settings,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -43,8 +44,9 @@ _PREDICTION = re.compile(
     re.IGNORECASE,
 )
 """The head of a prediction of which a parser would say no more than the length of its body."""
-_MAX_PATIENCE, _MANY_REFUSALS = 3, 256
+_MAX_PATIENCE, _MANY_REFUSALS = 4, 256
 """How many times as long requests wait for their 429 where this many wait."""
+_REST_SECONDS = 0.01
 _WRITE_BUFFER = 4 * 2**10
 """Bytes of an answer that may wait in this process before the client counts as slow."""
 
@@ -53,30 +55,55 @@ class Refusals:
     """Requests that wait for their 429; one timer serves all of them.
 
     The more of them wait, the longer each does, up to `_MAX_PATIENCE` times the usual wait: clients that ask again as
-    soon as they are refused could otherwise take all of the processor's time.
+    soon as they are refused could otherwise take all of the processor's time. Where the event loop runs late, they wait
+    less by that. After requests were refused, the event loop rests while a batch is computed, `_REST_SECONDS` at most:
+    to look at each request as it comes would cost more than to refuse it, and disturb the thread that computes.
+
+    Args:
+        wait_seconds: the usual wait.
+        computed: set while no batch is computed.
     """
 
-    def __init__(self, wait_seconds: float) -> None:
-        self._wait_seconds = wait_seconds
-        # Two queues, since nothing in them is an object that the garbage collector would look at again and again.
-        self._waiting: deque[Connection] = deque()
-        self._until: deque[float] = deque()
+    def __init__(self, wait_seconds: float, computed: threading.Event) -> None:
+        self._wait_seconds, self._computed = wait_seconds, computed
+        self._arrived: list[Connection] = []
+        """Those that were refused since the event loop last rested."""
+        self._waiting: deque[tuple[float, list[Connection]]] = deque()
+        """When they are answered, and which."""
+        self._num_waiting = 0
+        self._late_seconds = 0.0
+        self.is_accepting = False
+        """Whether a connection was made of late; the event loop accepts one each time it looks, and does not rest."""
 
     def add(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
         """Answer a request of a connection after the wait, in the order in which requests were added."""
-        patience = 1 + (_MAX_PATIENCE - 1) * min(1.0, len(self._waiting) / _MANY_REFUSALS)
-        self._waiting.append(connection)
-        self._until.append(loop.time() + patience * self._wait_seconds)
-        if len(self._waiting) == 1:
-            loop.call_later(self._wait_seconds, self._answer, loop)
+        self._arrived.append(connection)
+        if len(self._arrived) == 1:
+            loop.call_soon(self._rest, loop)
+
+    def _rest(self, loop: asyncio.AbstractEventLoop) -> None:
+        arrived, self._arrived = self._arrived, []
+        patience = 1 + (_MAX_PATIENCE - 1) * min(1.0, self._num_waiting / _MANY_REFUSALS)
+        # The request was read as late as it will be answered.
+        wait = max(self._wait_seconds / 2, patience * self._wait_seconds - 2 * self._late_seconds)
+        if not self._waiting:
+            loop.call_later(wait, self._answer, loop)
+        self._waiting.append((loop.time() + wait, arrived))
+        self._num_waiting += len(arrived)
+        if not self.is_accepting:
+            self._computed.wait(min(_REST_SECONDS, self._wait_seconds))
+        self.is_accepting = False
 
     def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
-        until = loop.time() + self._wait_seconds / 4  # a few milliseconds early, rather than a timer for each
-        while self._until and self._until[0] <= until:
-            self._until.popleft()
-            self._waiting.popleft().shed()
-        if self._until:
-            loop.call_at(self._until[0], self._answer, loop)
+        now = loop.time()
+        self._late_seconds += (now - self._waiting[0][0] - self._late_seconds) / 4
+        while self._waiting and self._waiting[0][0] <= now + _REST_SECONDS / 2:
+            connections = self._waiting.popleft()[1]
+            self._num_waiting -= len(connections)
+            for connection in connections:
+                connection.shed(now)
+        if self._waiting:
+            loop.call_at(self._waiting[0][0], self._answer, loop)
 
 
 class Connection(HttpToolsProtocol):
@@ -90,6 +117,34 @@ class Connection(HttpToolsProtocol):
         arguments: those of uvicorn's protocol.
     """
 
+    # Attributes are found faster in slots than among the many of uvicorn's protocol.
+    __slots__ = (
+        "_answer_timer",
+        "_closing_last",
+        "_direct",
+        "_early",
+        "_head",
+        "_head_fields",
+        "_held_bytes",
+        "_in_body",
+        "_is_discarding",
+        "_is_last",
+        "_is_shed",
+        "_max_in_flight",
+        "_num_bytes",
+        "_num_discarded",
+        "_num_open",
+        "_num_shed",
+        "_prediction",
+        "_refusal",
+        "_refusals",
+        "_settings",
+        "_task",
+        "_timer",
+        "_traffic",
+        "_waits_since",
+    )
+
     def __init__(
         self,
         *,
@@ -101,6 +156,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(**arguments)
         self._settings, self._traffic, self._direct, self._refusals = settings, traffic, direct, refusals
+        self._max_in_flight = settings.max_in_flight
         self._timer: asyncio.TimerHandle | None = None
         """Ends the time for the head of a request, or for the rest of an unwanted body."""
         self._answer_timer: asyncio.TimerHandle | None = None
@@ -122,8 +178,8 @@ class Connection(HttpToolsProtocol):
         """Whether the connection closes after them, or after the prediction under way."""
         self._head: tuple[bytes, bytes] = (b"", b"")
         """Headers of the last prediction before and after the length of its body; a client repeats them."""
-        self._head_fields: dict[str, str] = {}
-        """The same by name."""
+        self._head_fields: dict[str, str] | None = None
+        """The same by name; None: the application says why they are refused."""
         self._prediction: DirectRequest | None = None
         """The prediction that arrives or is computed; the parser does not see it."""
         self._task: asyncio.Task[None] | None = None
@@ -135,12 +191,13 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a connection too many; give others a time for their first request."""
         super().connection_made(transport)
+        self._refusals.is_accepting = True
         self._closing_last = _ClosingLast(self)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER, low=0)
         if len(self.connections) > self._settings.max_connections:
             self._refuse(Problem(503, "connections", "too many connections", headers={"Retry-After": "1"}))
         else:
-            self._watch_wait()
+            self._watch_wait(self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -154,15 +211,19 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived, unless it is unwanted or too much."""
-        if self._is_discarding:
-            return self._count_discarded(len(data))
         if self._prediction is not None:
             return self._receive_rest(self._prediction, data)
-        if self._is_between() and (head := _PREDICTION.match(data)):
+        if self._is_discarding:
+            return self._count_discarded(len(data))
+        # No part of a request came before, and no answer to one is due or unread.
+        is_between = not (self._in_body or self._num_bytes or self._num_shed or self._held_bytes)
+        is_between = is_between and (self.cycle is None or self.cycle.response_complete)
+        if is_between and (head := _PREDICTION.match(data)):
             num_missing = head.end() + int(head[2]) - len(data)
             if self._is_full():
                 if num_missing == 0:
-                    return self._shed_unparsed()
+                    self._num_shed = 1
+                    return self._refusals.add(self.loop, self)
             elif num_missing >= 0 and (prediction := self._admit(head)) is not None:
                 return self._receive_rest(prediction, data[head.end() :])
         if not (self._in_body or self._num_bytes):
@@ -287,39 +348,30 @@ class Connection(HttpToolsProtocol):
 
     def _is_full(self) -> bool:
         """Return whether as many requests are under way as may be, those of clients that have left included."""
-        return max(self._traffic.open, self._traffic.in_flight) >= self._settings.max_in_flight
+        return self._traffic.open >= self._max_in_flight or self._traffic.in_flight >= self._max_in_flight
 
-    def _is_between(self) -> bool:
-        """Return whether the next byte starts a request, and no answer is due or unread before it."""
-        is_next = not (self._in_body or self._num_bytes or self._num_shed or self._held_bytes)
-        return is_next and (self.cycle is None or self.cycle.response_complete)
-
-    def _watch_wait(self) -> None:
+    def _watch_wait(self, now: float) -> None:
         """Count the time for the next head, or for an answer, from now on."""
-        self._waits_since = self.loop.time()
-        self._unset_keepalive_if_required()
+        self._waits_since = now
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
         if self._timer is None:
             self._start_timer(min(self._settings.head_seconds, self._settings.timeout_seconds), self._end_slow_head)
-
-    def _shed_unparsed(self) -> None:
-        """Refuse a whole request that the parser has not seen."""
-        self._watch_wait()
-        self._num_shed += 1
-        self._refusals.add(self.loop, self)
 
     def _admit(self, head: re.Match[bytes]) -> DirectRequest | None:
         """Start a prediction that the parser does not see; None: the application answers it."""
         if self._head != (around := (head[1], head[3])):
             self._head = around
             lines = b"".join(self._head).decode("latin-1").split("\r\n")[-2::-1]  # of two equal ones the first counts
-            self._head_fields = {
-                name.lower(): value.strip(" \t") for name, _, value in (line.partition(":") for line in lines)
-            }
+            pairs = (line.partition(":") for line in lines)
+            self._head_fields = self._direct.check_source(
+                {name.lower(): value.strip(" \t") for name, _, value in pairs}
+            )
         length = int(head[2])
-        if length <= self._settings.max_body_bytes:
+        if self._head_fields is not None and length <= self._settings.max_body_bytes:
             self._prediction = self._direct.admit(self._head_fields, length)
         if self._prediction is not None:
-            self._watch_wait()
+            self._watch_wait(self.loop.time())
         return self._prediction
 
     def _receive_rest(self, prediction: DirectRequest, data: bytes) -> None:
@@ -352,11 +404,13 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()
             self.data_received(early)
 
-    def shed(self) -> None:
+    def shed(self, now: float) -> None:
         """Answer a request that is too many."""
         self._num_shed -= 1
         self._traffic.refused["busy"] += 1
         if not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self._watch_wait(now)
             self.transport.write(_BUSY)
             if self._is_last and not self._num_shed:
                 self.transport.close()
@@ -391,8 +445,8 @@ class Connection(HttpToolsProtocol):
         self._timer = None
         seconds = self._settings.head_seconds if self._prediction is None else self._settings.timeout_seconds
         left = self._waits_since + seconds - self.loop.time()
-        if left > 0:
-            self._start_timer(min(left, self._settings.head_seconds), self._end_slow_head)
+        if left > 0 or self._num_shed:
+            self._start_timer(min(max(left, 1.0), self._settings.head_seconds), self._end_slow_head)
         elif self._task is not None:
             self._task.cancel()
         elif self._prediction is not None:

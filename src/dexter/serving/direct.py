@@ -6,7 +6,6 @@ and log as those of the application apply. What the gate refuses is left to the 
 
 from __future__ import annotations
 
-import secrets
 import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -14,7 +13,7 @@ from typing import Any
 
 from dexter.errors import DexterError
 from dexter.serving.batching import IsDisconnected
-from dexter.serving.middleware import Gate, Metrics, add_headers, explain_error
+from dexter.serving.middleware import Gate, Metrics, add_headers, explain_error, new_request_id
 from dexter.serving.problems import Problem, check_json_type, parse_json, refusal
 from dexter.serving.protocol import PredictRequest
 from dexter.serving.routes import PREDICT_PATH, predict_json
@@ -45,10 +44,14 @@ class DirectPredictions:
         self._runs, self._gate, self._metrics = runs, gate, metrics
         self._traffic = gate.traffic
 
+    def check_source(self, headers: dict[str, str]) -> dict[str, str] | None:
+        """Return headers whose host and origin are accepted; None: the application says why not."""
+        return headers if self._gate.check_source("POST", headers) is None else None
+
     def admit(self, headers: dict[str, str], num_bytes: int) -> DirectRequest | None:
-        """Let a request in by its headers, and count it as under way; None: the application says why not."""
-        state: dict[str, Any] = {"request_id": secrets.token_hex(8), "key": None}
-        if self._gate.is_full(num_bytes) or self._gate.check("POST", headers, state) is not None:
+        """Let a request in by its checked headers, and count it as under way; None: the application says why not."""
+        state: dict[str, Any] = {"request_id": new_request_id(), "key": None}
+        if self._gate.is_full(num_bytes) or self._gate.check_key(headers, state) is not None:
             return None
         self._traffic.open += 1
         self._traffic.in_flight += 1

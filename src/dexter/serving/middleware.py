@@ -12,7 +12,8 @@ import binascii
 import collections
 import functools
 import logging
-import secrets
+import random
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -126,7 +127,7 @@ class WatchMiddleware:
             return await self.app(scope, receive, send)
         started, status, num_bytes = time.perf_counter(), 0, 0
         state: dict[str, Any] = scope.setdefault("state", {})
-        request_id = state["request_id"] = secrets.token_hex(8)
+        request_id = state["request_id"] = new_request_id()
         state["key"] = None
         state.setdefault("is_disconnected", None)  # only our own server knows
         is_head = scope["method"] == "HEAD"
@@ -152,6 +153,11 @@ class WatchMiddleware:
             route = getattr(inner.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self.metrics.note(method, route, status or 500, started, num_bytes, state)
+
+
+def new_request_id() -> str:
+    """Return an id for a request; it names it and protects nothing."""
+    return f"{random.getrandbits(64):016x}"
 
 
 def add_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
@@ -183,6 +189,9 @@ class OpenRequests:
         self.refused: collections.Counter[str] = collections.Counter()
         """Connections and requests that were refused before the application saw them, by code of the problem."""
         self.draining = False
+        self.computed = threading.Event()
+        """Set while no thread computes a batch."""
+        self.computed.set()
 
 
 class Gate:
@@ -199,13 +208,24 @@ class Gate:
 
     def check(self, method: str, headers: Mapping[str, str], state: dict[str, Any]) -> Problem | None:
         """Return why a request is refused; None lets it in. `state` gets its key."""
-        if self.traffic.draining:
-            return _draining()
+        problem = self.check_source(method, headers) or self.check_key(headers, state)
+        if problem is None and not 0 <= _body_length(headers) <= self.settings.max_body_bytes:
+            return self.too_large()
+        return problem
+
+    def check_source(self, method: str, headers: Mapping[str, str]) -> Problem | None:
+        """Return why a request with this host and origin is refused."""
         # Starlette's TrustedHostMiddleware would answer 400 in plain text, and to health checks too.
         if self.hosts and _host_name(headers.get("host", "")) not in self.hosts:
             return Problem(421, "host", "this service does not answer to this host name: see --allow-host")
         if method not in _SAFE_METHODS and _is_cross_site(headers):
             return Problem(403, "origin", "pages of other sites may not write here")
+        return None
+
+    def check_key(self, headers: Mapping[str, str], state: dict[str, Any]) -> Problem | None:
+        """Return why a request with this key is refused now."""
+        if self.traffic.draining:
+            return _draining()
         if self.keys:
             key = state["key"] = self.keys.find(_sent_key(headers))
             if key is None:
@@ -214,8 +234,6 @@ class Gate:
             if seconds := self.keys.charge(key):
                 detail = f"this key may send {key.per_minute} requests in a minute: try again in {seconds} s"
                 return Problem(429, "rate", detail, headers={"Retry-After": str(seconds)})
-        if not 0 <= _body_length(headers) <= self.settings.max_body_bytes:
-            return self.too_large()
         return None
 
     def too_large(self) -> Problem:

@@ -64,6 +64,8 @@ _MAX_EXPLAINED_TEXTS, _MAX_EXPLAINED_LABELS = 4, 20
 """Explaining encodes a text once more for each of its words."""
 _MAX_LABELS_PER_PAGE = 1_000
 _MAX_FORM_FIELDS = 1_000
+_DIGITS = ".9g"
+"""Format of scores and probabilities: all that a float32 has."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SHOWN_LIMITS = (
     "max_body_bytes",
@@ -148,7 +150,7 @@ async def predict_json(
         labels = ",".join(
             [
                 f'{{"id":{_quote(label.id)},"text":{_quote(asked.names.get(label.id, label.text))},'
-                f'"score":{label.score!r},"probability":{_or_null(label.probability)},"rank":{rank},"explanation":null}}'
+                f'"score":{label.score:{_DIGITS}},"probability":{_or_null(label.probability)},"rank":{rank},"explanation":null}}'
                 for rank, label in enumerate(answer.labels, start=1)
             ]
         )
@@ -162,7 +164,7 @@ async def predict_json(
 
 
 def _or_null(number: float | None) -> str:
-    return "null" if number is None else repr(number)
+    return "null" if number is None else f"{number:{_DIGITS}}"
 
 
 async def answer_predict(
