@@ -15,7 +15,7 @@ from tests.serving.sockets import POST, connect, read_all, request_bytes
 KEY = "a-key-of-more-than-sixteen-characters"
 BODIES = [
     {"inputs": "river stone"},
-    {"inputs": ["river", {"id": "näme \"1\"", "text": "cloud\nstone"}], "k": 3},
+    {"inputs": ["river", {"id": 'näme "1"', "text": "cloud\nstone"}], "k": 3},
     {"inputs": "river", "id": "a", "exclude": [], "bands": ["tail"]},
     {"inputs": "river " * 5_000, "k": 2},
     {"inputs": ["river"] * 40, "k": 1},
