@@ -123,7 +123,7 @@ def test_times_are_those_of_the_application(listening, trained, monkeypatch):
 
 
 def test_keys_and_hosts_are_checked_each_time(listening, direct_answers):
-    port, app = listening(keys=(make_key("one", KEY, "read", 2),))
+    port, _ = listening(keys=(make_key("one", KEY, "read", 2),))
     good = request_bytes("river").replace(b"Host", f"X-API-Key: {KEY}\r\nHost".encode())
     with connect(port) as sender:
         for request, status in ((good.replace(b"-key-", b"-kay-"), 401), (good, 200), (good, 200), (good, 429)):

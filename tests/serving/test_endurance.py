@@ -14,15 +14,14 @@ from contextlib import suppress
 import httpx
 import numpy as np
 import pytest
-
 from bench.serving import Clients, Service
 from bench.serving import Seen as AllSeen
+
 from tests.conftest import WORDS, eventually, scaled
 from tests.serving.sockets import (
     POST,
     call,
     connect,
-    cpu_seconds,
     num_open_files,
     read_all,
     request_bytes,
@@ -73,23 +72,16 @@ class Seen(dict):
         return round(float(np.percentile(self.get(status, [0.0]), percent)), 1)
 
 
-async def ask(port, *, clients, seconds=None, num_requests=None, rate=None, at_start=lambda: None):
-    """Ask with so many clients, for a time or a number of requests; with a rate, as fast as that and not faster.
-
-    `at_start` is called when all are connected.
-    """
+async def ask(port, *, clients, seconds=None, num_requests=None):
+    """Ask with so many clients, for a time or a number of requests."""
     seen, taken = Seen(), 0
     connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(clients)]
-    at_start()
     started = time.perf_counter()
 
     async def client(place):
         nonlocal taken
-        turn, (reader, writer) = place, connections[place]
+        reader, writer = connections[place]
         while taken < num_requests if seconds is None else time.perf_counter() - started < seconds:
-            if rate is not None:
-                await asyncio.sleep(max(0.0, started + turn / rate - time.perf_counter()))
-                turn = max(turn + clients, int((time.perf_counter() - started) * rate))
             if writer is None:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
             taken += 1
