@@ -209,8 +209,8 @@ def test_a_flood_of_five_times_the_capacity(serving, record_property, kind):
     record_property("resident MB more", growth / 2**20)
     assert set(calm.milliseconds) == {200} and set(flood.milliseconds) == {200, 429}
     assert growth < 100 * 2**20
-    # How many clients that ask again at once are refused for each answer depends on the machine.
-    assert goodput > 0.8 or (kind == "closed" and refusal < 0.1 * answer)
+    # How many clients that ask again at once are refused for each answer depends on the machine; four leave 80%.
+    assert refusal < answer / 16 if kind == "closed" else goodput > 0.8
     assert set(clients.ask(64, num_requests=500).milliseconds) == {200}
 
 

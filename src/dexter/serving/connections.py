@@ -2,12 +2,12 @@
 
 A connection has `head_seconds` to send the head of a request (its request line and headers), of `MAX_HEAD_BYTES` at
 most. An answer that the client does not read ends the connection after `answer_seconds`; until then its bytes count as
-held, see `GateMiddleware`. After an answer to a request whose body was not read, such as 413, the rest of the body is
+held, see `Gate`. After an answer to a request whose body was not read, such as 413, the rest of the body is
 read and discarded for a while: a connection closed at once would be reset, and the client would never see the answer.
 
-Where as many requests are under way as may be, further ones are answered here, with 429, and predictions that arrive
-whole are not even parsed: in the application each would take many times as long, and a flood would leave little time
-for predictions.
+Predictions are recognised by their first bytes and answered past the parser and the application, see `direct`. Where as
+many requests are under way as may be, further ones are answered here, with 429: in the application each would take many
+times as long, and a flood would leave little time for predictions.
 """
 
 from __future__ import annotations
