@@ -132,6 +132,8 @@ class Batcher(Generic[Key, Item, Result]):
         batch: list[_Job[Key, Item, Result]] = []
         num_texts = num_characters = 0
         for job in list(self._jobs):
+            if num_texts >= self._max_texts:
+                break
             characters = sum(map(len, job.texts))
             fits = num_texts + len(job.texts) <= self._max_texts and num_characters + characters <= self._max_characters
             if batch and (job.key != batch[0].key or not fits):

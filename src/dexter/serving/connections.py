@@ -2,18 +2,19 @@
 
 A connection has `head_seconds` to send the head of a request (its request line and headers), of `MAX_HEAD_BYTES` at
 most. An answer that the client does not read ends the connection after `answer_seconds`; until then its bytes count as
-held, see `GateMiddleware`. After an answer to a request whose body was not read, such as 413, the rest of the body is
+held, see `Gate`. After an answer to a request whose body was not read, such as 413, the rest of the body is
 read and discarded for a while: a connection closed at once would be reset, and the client would never see the answer.
 
-Where as many requests are under way as may be, further ones are answered here, with 429, and predictions that arrive
-whole are not even parsed: in the application each would take many times as long, and a flood would leave little time
-for predictions.
+Predictions are recognised by their first bytes and answered past the parser and the application, see `direct`. Where as
+many requests are under way as may be, further ones are answered here, with 429: in the application each would take many
+times as long, and a flood would leave little time for predictions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -21,6 +22,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dexter.serving.direct import DirectPredictions, DirectRequest
 from dexter.serving.middleware import OpenRequests
 from dexter.serving.problems import Busy, Problem
 from dexter.serving.settings import ServeSettings
@@ -33,16 +35,18 @@ _MAX_PIPELINED = 100
 _DISCARD_BYTES, _DISCARD_SECONDS = 64 * 2**20, 10.0
 """How much of an unwanted body is discarded, and for how long."""
 _OPEN_PATHS = (b"/healthz", b"/readyz")
+_PLAIN_HEADER = (
+    rb"(?:(?!content-length|transfer-encoding|connection(?!: ?keep-alive\r)|expect|upgrade)[\w-]+:[^\r\n\0]*+\r\n)"
+)
 _PREDICTION = re.compile(
     rb"POST /v1/predict HTTP/1\.1\r\n"
-    rb"(?:(?!content-length|transfer-encoding|connection|expect|upgrade)[\w-]+:[^\r\n\0]*+\r\n)*+"
-    rb"content-length: ?(\d{1,7})\r\n"
-    rb"(?:(?!content-length|transfer-encoding|connection|expect|upgrade)[\w-]+:[^\r\n\0]*+\r\n)*+\r\n",
+    rb"(%s*+)content-length: ?(\d{1,7})\r\n(%s*+)\r\n" % (_PLAIN_HEADER, _PLAIN_HEADER),
     re.IGNORECASE,
 )
 """The head of a prediction of which a parser would say no more than the length of its body."""
-_MAX_PATIENCE, _MANY_REFUSALS = 3, 256
+_MAX_PATIENCE, _MANY_REFUSALS = 4, 256
 """How many times as long requests wait for their 429 where this many wait."""
+_REST_SECONDS = 0.01
 _WRITE_BUFFER = 4 * 2**10
 """Bytes of an answer that may wait in this process before the client counts as slow."""
 
@@ -51,30 +55,55 @@ class Refusals:
     """Requests that wait for their 429; one timer serves all of them.
 
     The more of them wait, the longer each does, up to `_MAX_PATIENCE` times the usual wait: clients that ask again as
-    soon as they are refused could otherwise take all of the processor's time.
+    soon as they are refused could otherwise take all of the processor's time. Where the event loop runs late, they wait
+    less by that. After requests were refused, the event loop rests while a batch is computed, `_REST_SECONDS` at most:
+    to look at each request as it comes would cost more than to refuse it, and disturb the thread that computes.
+
+    Args:
+        wait_seconds: the usual wait.
+        computed: set while no batch is computed.
     """
 
-    def __init__(self, wait_seconds: float) -> None:
-        self._wait_seconds = wait_seconds
-        # Two queues, since nothing in them is an object that the garbage collector would look at again and again.
-        self._waiting: deque[Connection] = deque()
-        self._until: deque[float] = deque()
+    def __init__(self, wait_seconds: float, computed: threading.Event) -> None:
+        self._wait_seconds, self._computed = wait_seconds, computed
+        self._arrived: list[Connection] = []
+        """Those that were refused since the event loop last rested."""
+        self._waiting: deque[tuple[float, list[Connection]]] = deque()
+        """When they are answered, and which."""
+        self._num_waiting = 0
+        self._late_seconds = 0.0
+        self.is_accepting = False
+        """Whether a connection was made of late; the event loop accepts one each time it looks, and does not rest."""
 
     def add(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
         """Answer a request of a connection after the wait, in the order in which requests were added."""
-        patience = 1 + (_MAX_PATIENCE - 1) * min(1.0, len(self._waiting) / _MANY_REFUSALS)
-        self._waiting.append(connection)
-        self._until.append(loop.time() + patience * self._wait_seconds)
-        if len(self._waiting) == 1:
-            loop.call_later(self._wait_seconds, self._answer, loop)
+        self._arrived.append(connection)
+        if len(self._arrived) == 1:
+            loop.call_soon(self._rest, loop)
+
+    def _rest(self, loop: asyncio.AbstractEventLoop) -> None:
+        arrived, self._arrived = self._arrived, []
+        patience = 1 + (_MAX_PATIENCE - 1) * min(1.0, self._num_waiting / _MANY_REFUSALS)
+        # The request was read as late as it will be answered.
+        wait = max(self._wait_seconds / 2, patience * self._wait_seconds - 2 * self._late_seconds)
+        if not self._waiting:
+            loop.call_later(wait, self._answer, loop)
+        self._waiting.append((loop.time() + wait, arrived))
+        self._num_waiting += len(arrived)
+        if not self.is_accepting:
+            self._computed.wait(min(_REST_SECONDS, self._wait_seconds))
+        self.is_accepting = False
 
     def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
-        until = loop.time() + self._wait_seconds / 4  # a few milliseconds early, rather than a timer for each
-        while self._until and self._until[0] <= until:
-            self._until.popleft()
-            self._waiting.popleft().shed()
-        if self._until:
-            loop.call_at(self._until[0], self._answer, loop)
+        now = loop.time()
+        self._late_seconds += (now - self._waiting[0][0] - self._late_seconds) / 4
+        while self._waiting and self._waiting[0][0] <= now + _REST_SECONDS / 2:
+            connections = self._waiting.popleft()[1]
+            self._num_waiting -= len(connections)
+            for connection in connections:
+                connection.shed(now)
+        if self._waiting:
+            loop.call_at(self._waiting[0][0], self._answer, loop)
 
 
 class Connection(HttpToolsProtocol):
@@ -83,13 +112,51 @@ class Connection(HttpToolsProtocol):
     Args:
         settings: with the limits.
         traffic: where held bytes and refused connections are counted.
+        direct: answers predictions.
         refusals: those of all connections.
         arguments: those of uvicorn's protocol.
     """
 
-    def __init__(self, *, settings: ServeSettings, traffic: OpenRequests, refusals: Refusals, **arguments: Any) -> None:
+    # Attributes are found faster in slots than among the many of uvicorn's protocol.
+    __slots__ = (
+        "_answer_timer",
+        "_closing_last",
+        "_direct",
+        "_early",
+        "_head",
+        "_head_fields",
+        "_held_bytes",
+        "_in_body",
+        "_is_discarding",
+        "_is_last",
+        "_is_shed",
+        "_max_in_flight",
+        "_num_bytes",
+        "_num_discarded",
+        "_num_open",
+        "_num_shed",
+        "_prediction",
+        "_refusal",
+        "_refusals",
+        "_settings",
+        "_task",
+        "_timer",
+        "_traffic",
+        "_waits_since",
+    )
+
+    def __init__(
+        self,
+        *,
+        settings: ServeSettings,
+        traffic: OpenRequests,
+        direct: DirectPredictions,
+        refusals: Refusals,
+        **arguments: Any,
+    ) -> None:
         super().__init__(**arguments)
-        self._settings, self._traffic, self._refusals = settings, traffic, refusals
+        self._settings, self._traffic, self._direct, self._refusals = settings, traffic, direct, refusals
+        self._max_in_flight = settings.max_in_flight
         self._timer: asyncio.TimerHandle | None = None
         """Ends the time for the head of a request, or for the rest of an unwanted body."""
         self._answer_timer: asyncio.TimerHandle | None = None
@@ -107,35 +174,60 @@ class Connection(HttpToolsProtocol):
         """Whether the request that is arriving is answered with 429."""
         self._num_shed = 0
         """Requests that wait for their 429."""
-        self._is_last_shed = False
-        """Whether the connection closes after them."""
-        self._shed_at = 0.0
-        """When the last request was refused unparsed: the time for a head counts from then."""
+        self._is_last = False
+        """Whether the connection closes after them, or after the prediction under way."""
+        self._head: tuple[bytes, bytes] = (b"", b"")
+        """Headers of the last prediction before and after the length of its body; a client repeats them."""
+        self._head_fields: dict[str, str] | None = None
+        """The same by name; None: the application says why they are refused."""
+        self._prediction: DirectRequest | None = None
+        """The prediction that arrives or is computed; the parser does not see it."""
+        self._task: asyncio.Task[None] | None = None
+        self._early = b""
+        """What arrived before the prediction was answered."""
+        self._waits_since = 0.0
+        """When the connection was made, a head began, or a prediction came or was answered: times count from then."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse a connection too many; give others a time for their first request."""
         super().connection_made(transport)
+        self._refusals.is_accepting = True
         self._closing_last = _ClosingLast(self)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER, low=0)
         if len(self.connections) > self._settings.max_connections:
             self._refuse(Problem(503, "connections", "too many connections", headers={"Retry-After": "1"}))
         else:
-            self._start_timer(self._settings.head_seconds, self._end_slow_head)
+            self._watch_wait(self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._traffic.open -= self._num_open
         self._num_open = 0
+        if self._prediction is not None and self._task is None:
+            self._direct.release(self._prediction)  # its body will not arrive
         self._stop_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived, unless it is unwanted or too much."""
+        if self._prediction is not None:
+            return self._receive_rest(self._prediction, data)
         if self._is_discarding:
             return self._count_discarded(len(data))
-        if self._is_full() and self._is_prediction_alone(data):
-            return self._shed_unparsed()
+        # No part of a request came before, and no answer to one is due or unread.
+        is_between = not (self._in_body or self._num_bytes or self._num_shed or self._held_bytes)
+        is_between = is_between and (self.cycle is None or self.cycle.response_complete)
+        if is_between and (head := _PREDICTION.match(data)):
+            num_missing = head.end() + int(head[2]) - len(data)
+            if self._is_full():
+                if num_missing == 0:
+                    self._num_shed = 1
+                    return self._refusals.add(self.loop, self)
+            elif num_missing >= 0 and (prediction := self._admit(head)) is not None:
+                return self._receive_rest(prediction, data[head.end() :])
+        if not (self._in_body or self._num_bytes):
+            self._waits_since = self.loop.time()
         while data:
             # The parser keeps an unfinished header in memory: it gets no more than the limit.
             room = MAX_HEAD_BYTES - self._num_bytes
@@ -191,7 +283,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._in_body, self._num_bytes = False, 0
         if self._is_shed:
-            self._is_last_shed = not self.parser.should_keep_alive()
+            self._is_last = not self.parser.should_keep_alive()
             self._refusals.add(self.loop, self)
         else:
             super().on_message_complete()
@@ -212,6 +304,13 @@ class Connection(HttpToolsProtocol):
             self._discard()
         else:
             self.transport.close()
+
+    def shutdown(self) -> None:
+        """Close when what is under way is answered."""
+        if self._prediction is not None or self._num_shed:
+            self._is_last = True
+        else:
+            super().shutdown()
 
     def pause_writing(self) -> None:
         """Start the time in which the client has to read its answer."""
@@ -249,28 +348,71 @@ class Connection(HttpToolsProtocol):
 
     def _is_full(self) -> bool:
         """Return whether as many requests are under way as may be, those of clients that have left included."""
-        return max(self._traffic.open, self._traffic.in_flight) >= self._settings.max_in_flight
+        return self._traffic.open >= self._max_in_flight or self._traffic.in_flight >= self._max_in_flight
 
-    def _is_prediction_alone(self, data: bytes) -> bool:
-        """Return whether what has arrived is one whole prediction, and nothing before it is unanswered."""
-        is_between = not (self._in_body or self._num_bytes) and (self.cycle is None or self.cycle.response_complete)
-        found = _PREDICTION.match(data) if is_between else None
-        return found is not None and len(data) == found.end() + int(found[1])
+    def _watch_wait(self, now: float) -> None:
+        """Count the time for the next head, or for an answer, from now on."""
+        self._waits_since = now
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        if self._timer is None:
+            self._start_timer(min(self._settings.head_seconds, self._settings.timeout_seconds), self._end_slow_head)
 
-    def _shed_unparsed(self) -> None:
-        """Refuse a whole request that the parser has not seen."""
-        self._unset_keepalive_if_required()
-        self._shed_at = self.loop.time()
-        self._num_shed += 1
-        self._refusals.add(self.loop, self)
+    def _admit(self, head: re.Match[bytes]) -> DirectRequest | None:
+        """Start a prediction that the parser does not see; None: the application answers it."""
+        if self._head != (around := (head[1], head[3])):
+            self._head = around
+            lines = b"".join(self._head).decode("latin-1").split("\r\n")[-2::-1]  # of two equal ones the first counts
+            pairs = (line.partition(":") for line in lines)
+            self._head_fields = self._direct.check_source(
+                {name.lower(): value.strip(" \t") for name, _, value in pairs}
+            )
+        length = int(head[2])
+        if self._head_fields is not None and length <= self._settings.max_body_bytes:
+            self._prediction = self._direct.admit(self._head_fields, length)
+        if self._prediction is not None:
+            self._watch_wait(self.loop.time())
+        return self._prediction
 
-    def shed(self) -> None:
+    def _receive_rest(self, prediction: DirectRequest, data: bytes) -> None:
+        """Take the rest of the body of a prediction, and answer it; keep what arrives after it until then."""
+        num_missing = prediction.num_bytes - len(prediction.body)
+        if len(data) > num_missing:
+            self._early += data[num_missing:]
+            self.flow.pause_reading()
+        prediction.body += data[:num_missing]
+        if self._task is None and len(prediction.body) == prediction.num_bytes:
+            self._task = self.loop.create_task(self._answer(prediction))
+
+    async def _answer(self, prediction: DirectRequest) -> None:
+        headers = b"".join([b"%s: %s\r\n" % each for each in self.server_state.default_headers])
+        try:
+            answer = await self._direct.answer(prediction, self.transport.is_closing, headers)
+        except asyncio.CancelledError:
+            answer = self._direct.refuse(prediction, None, headers)
+        finally:
+            self._direct.release(prediction)
+        self._prediction = self._task = None
+        self._waits_since = self.loop.time()
+        if self.transport.is_closing():
+            return
+        self.transport.write(answer)
+        if self._is_last:
+            self.close()
+        elif self._early:
+            early, self._early = self._early, b""
+            self.flow.resume_reading()
+            self.data_received(early)
+
+    def shed(self, now: float) -> None:
         """Answer a request that is too many."""
         self._num_shed -= 1
         self._traffic.refused["busy"] += 1
         if not self.transport.is_closing():
+            if self.cycle is None or self.cycle.response_complete:
+                self._watch_wait(now)
             self.transport.write(_BUSY)
-            if self._is_last_shed and not self._num_shed:
+            if self._is_last and not self._num_shed:
                 self.transport.close()
 
     def _refuse(self, problem: Problem) -> None:
@@ -299,10 +441,20 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _end_slow_head(self) -> None:
-        """Close a connection on which nothing was sent in time; answer one whose request is incomplete."""
-        left = self._shed_at + self._settings.head_seconds - self.loop.time()
-        if self._shed_at and left > 0 and not self._num_bytes:
-            self._start_timer(left, self._end_slow_head)
+        """Close a connection on which nothing was sent in time; answer one whose request is late or incomplete."""
+        self._timer = None
+        seconds = self._settings.head_seconds if self._prediction is None else self._settings.timeout_seconds
+        left = self._waits_since + seconds - self.loop.time()
+        if left > 0 or self._num_shed:
+            self._start_timer(min(max(left, 1.0), self._settings.head_seconds), self._end_slow_head)
+        elif self._task is not None:
+            self._task.cancel()
+        elif self._prediction is not None:
+            prediction, self._prediction = self._prediction, None
+            self._direct.release(prediction)
+            self.transport.write(self._direct.refuse(prediction, None))
+            self._watch_answer()
+            self._discard()
         elif self._num_bytes:
             self._refuse(Problem(408, "slow_request", f"no request within {self._settings.head_seconds:g} s"))
         else:

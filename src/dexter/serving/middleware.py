@@ -12,21 +12,19 @@ import binascii
 import collections
 import functools
 import logging
-import secrets
+import random
+import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dexter.errors import DexterError
 from dexter.serving.keys import KeyRing
 from dexter.serving.logs import log_request
-from dexter.serving.problems import AnswerTooLarge, Busy, Problem, Unavailable, refusal
+from dexter.serving.problems import AnswerTooLarge, Busy, Problem, Unavailable
 from dexter.serving.settings import ServeSettings
 
 log = logging.getLogger("dexter")
@@ -55,7 +53,8 @@ _CLOSE = {"Connection": "close"}
 class Metrics:
     """Prometheus metrics of a service, in a registry of its own; those of one of several workers say which."""
 
-    def __init__(self, worker: int | None = None) -> None:
+    def __init__(self, worker: int | None = None, *, log_requests: bool = False) -> None:
+        self._log_requests = log_requests
         self.registry = registry = CollectorRegistry() if worker is None else _WorkerRegistry(worker)
         ProcessCollector(registry=registry)
         self.requests = Counter(
@@ -87,6 +86,17 @@ class Metrics:
         self.labels = Gauge("dexter_labels", "Labels that can be predicted.", ["run"], registry=registry)
         self.version = Gauge("dexter_labels_version", "Version of the labels.", ["run"], registry=registry)
 
+    def note(
+        self, method: str, route: str, status: int, started: float, num_bytes: int, state: Mapping[str, Any]
+    ) -> None:
+        """Count, time and, if wanted, log an answer; `state` has the id of its request and the key."""
+        seconds = time.perf_counter() - started
+        self.count_for(method, route, status).inc()
+        self.seconds_for(route).observe(seconds)
+        if self._log_requests or status >= 500:
+            key = state["key"].name if state["key"] else None
+            log_request(state["request_id"], method, route, status, 1_000 * seconds, num_bytes, key)
+
 
 class _WorkerRegistry(CollectorRegistry):
     """Gives all metrics the label `worker`: a request for them reaches one worker, and not always the same."""
@@ -108,8 +118,8 @@ class WatchMiddleware:
     the body.
     """
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, log_requests: bool) -> None:
-        self.app, self.metrics, self.log_requests = app, metrics, log_requests
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -117,7 +127,7 @@ class WatchMiddleware:
             return await self.app(scope, receive, send)
         started, status, num_bytes = time.perf_counter(), 0, 0
         state: dict[str, Any] = scope.setdefault("state", {})
-        request_id = state["request_id"] = secrets.token_hex(8)
+        request_id = state["request_id"] = new_request_id()
         state["key"] = None
         state.setdefault("is_disconnected", None)  # only our own server knows
         is_head = scope["method"] == "HEAD"
@@ -127,7 +137,7 @@ class WatchMiddleware:
             nonlocal status, num_bytes
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = _add_headers(message.get("headers", ()), request_id)
+                message["headers"] = add_headers(message.get("headers", ()), request_id)
             else:
                 num_bytes += len(message.get("body", b""))
                 message = {**message, "body": b""} if is_head else message
@@ -136,28 +146,29 @@ class WatchMiddleware:
         try:
             await self.app(inner, receive, watched_send)
         except Exception as error:
-            problem = _explain(error, request_id)
+            problem = explain_error(error, request_id)
             if not status:  # otherwise the answer is half sent, and the server closes the connection
                 await problem.response(scope)(scope, receive, watched_send)
         finally:
-            seconds, status = time.perf_counter() - started, status or 500
             route = getattr(inner.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self.metrics.count_for(method, route, status).inc()
-            self.metrics.seconds_for(route).observe(seconds)
-            if self.log_requests or status >= 500:
-                key = state["key"].name if state["key"] else None
-                log_request(request_id, method, route, status, 1_000 * seconds, num_bytes, key)
+            self.metrics.note(method, route, status or 500, started, num_bytes, state)
 
 
-def _add_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+def new_request_id() -> str:
+    """Return an id for a request; it names it and protects nothing."""
+    return f"{random.getrandbits(64):016x}"
+
+
+def add_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a response with those that every response has."""
     completed = [*headers, (b"x-request-id", request_id.encode()), *_HEADERS]
     if all(name != b"cache-control" for name, _ in headers):
         completed.append((b"cache-control", b"no-store"))
     return completed
 
 
-def _explain(error: Exception, request_id: str) -> Problem:
+def explain_error(error: Exception, request_id: str) -> Problem:
     """Return the problem of an unexpected error, and log where it happened but not what was sent."""
     lines = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]]
     log.error("%s: %s at %s", request_id, type(error).__name__, lines)
@@ -178,14 +189,85 @@ class OpenRequests:
         self.refused: collections.Counter[str] = collections.Counter()
         """Connections and requests that were refused before the application saw them, by code of the problem."""
         self.draining = False
+        self.computed = threading.Event()
+        """Set while no thread computes a batch."""
+        self.computed.set()
+
+
+class Gate:
+    """Says why a request is refused: by its headers, by what is under way, by the size of its answer."""
+
+    def __init__(self, settings: ServeSettings, traffic: OpenRequests, keys: KeyRing) -> None:
+        self.settings, self.traffic, self.keys = settings, traffic, keys
+        self.hosts = settings.allowed_hosts or (_LOOPBACK_NAMES if settings.is_loopback else ())
+
+    def is_full(self, num_bytes: int) -> bool:
+        """Return whether there is no room for one more request with so many bytes."""
+        too_many = self.traffic.in_flight >= self.settings.max_in_flight
+        return too_many or self.traffic.held_bytes + num_bytes > self.settings.max_held_bytes
+
+    def check(self, method: str, headers: Mapping[str, str], state: dict[str, Any]) -> Problem | None:
+        """Return why a request is refused; None lets it in. `state` gets its key."""
+        problem = self.check_source(method, headers) or self.check_key(headers, state)
+        if problem is None and not 0 <= _body_length(headers) <= self.settings.max_body_bytes:
+            return self.too_large()
+        return problem
+
+    def check_source(self, method: str, headers: Mapping[str, str]) -> Problem | None:
+        """Return why a request with this host and origin is refused."""
+        # Starlette's TrustedHostMiddleware would answer 400 in plain text, and to health checks too.
+        if self.hosts and _host_name(headers.get("host", "")) not in self.hosts:
+            return Problem(421, "host", "this service does not answer to this host name: see --allow-host")
+        if method not in _SAFE_METHODS and _is_cross_site(headers):
+            return Problem(403, "origin", "pages of other sites may not write here")
+        return None
+
+    def check_key(self, headers: Mapping[str, str], state: dict[str, Any]) -> Problem | None:
+        """Return why a request with this key is refused now."""
+        if self.traffic.draining:
+            return _draining()
+        if self.keys:
+            key = state["key"] = self.keys.find(_sent_key(headers))
+            if key is None:
+                challenge = {"WWW-Authenticate": 'Basic realm="dexter", charset="UTF-8"'}
+                return Problem(401, "key", "an API key is needed: Authorization: Bearer KEY", headers=challenge)
+            if seconds := self.keys.charge(key):
+                detail = f"this key may send {key.per_minute} requests in a minute: try again in {seconds} s"
+                return Problem(429, "rate", detail, headers={"Retry-After": str(seconds)})
+        return None
+
+    def too_large(self) -> Problem:
+        """Return the problem of a body that is too large."""
+        detail = f"a request may have {self.settings.max_body_bytes:,} bytes"
+        return Problem(413, "too_large", detail, headers=_CLOSE)
+
+    def check_room(self, num_bytes: int) -> Problem | None:
+        """Return why an answer is not sent: it is too large, or there is no room until others have read theirs."""
+        if num_bytes > self.settings.max_answer_bytes:
+            return AnswerTooLarge(self.settings.max_answer_bytes)
+        if self.traffic.held_bytes + num_bytes > self.settings.max_held_bytes:
+            return Busy("too many answers are waiting to be read")
+        return None
+
+    def too_slow(self) -> Problem:
+        """Return the problem of an answer that is not there in time."""
+        return Problem(504, "timeout", f"no answer within {self._limit}: send fewer or shorter texts")
+
+    def incomplete(self) -> Problem:
+        """Return the problem of a request whose body is not there in time."""
+        return Problem(408, "slow_request", f"the request was incomplete after {self._limit}", headers=_CLOSE)
+
+    @property
+    def _limit(self) -> str:
+        return f"{self.settings.timeout_seconds:g} s"
 
 
 class GateMiddleware:
     """Let a request in, or answer it with a problem without reading its body."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServeSettings, traffic: OpenRequests, keys: KeyRing) -> None:
-        self.app, self.settings, self.traffic, self.keys = app, settings, traffic, keys
-        self.hosts = settings.allowed_hosts or (_LOOPBACK_NAMES if settings.is_loopback else ())
+    def __init__(self, app: ASGIApp, *, gate: Gate) -> None:
+        self.app, self.gate = app, gate
+        self.settings, self.traffic = gate.settings, gate.traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -193,12 +275,12 @@ class GateMiddleware:
             return await self.app(scope, receive, send)
         # Of a header that is sent twice, the first counts.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        problem = self._check(scope, headers)
+        problem = self.gate.check(scope["method"], headers, scope["state"])
         # A body of unknown length counts as the largest.
         num_bytes = self.settings.max_body_bytes if "transfer-encoding" in headers else _body_length(headers)
-        if problem is None and self._is_full(num_bytes):
+        if problem is None and self.gate.is_full(num_bytes):
             await asyncio.sleep(self.settings.busy_wait_seconds)
-            if self._is_full(num_bytes):
+            if self.gate.is_full(num_bytes):
                 problem = Busy("the service has as many requests, or as much of them in memory, as it takes")
             elif self.traffic.draining:
                 problem = _draining()
@@ -211,35 +293,6 @@ class GateMiddleware:
         finally:
             self.traffic.in_flight -= 1
             self.traffic.held_bytes -= num_bytes
-
-    def _is_full(self, num_bytes: int) -> bool:
-        too_many = self.traffic.in_flight >= self.settings.max_in_flight
-        return too_many or self.traffic.held_bytes + num_bytes > self.settings.max_held_bytes
-
-    def _check(self, scope: Scope, headers: Mapping[str, str]) -> Problem | None:
-        """Return why a request is refused; None lets it in."""
-        if self.traffic.draining:
-            return _draining()
-        # Starlette's TrustedHostMiddleware would answer 400 in plain text, and to health checks too.
-        if self.hosts and _host_name(headers.get("host", "")) not in self.hosts:
-            return Problem(421, "host", "this service does not answer to this host name: see --allow-host")
-        if scope["method"] not in _SAFE_METHODS and _is_cross_site(headers):
-            return Problem(403, "origin", "pages of other sites may not write here")
-        if self.keys:
-            key = scope["state"]["key"] = self.keys.find(_sent_key(headers))
-            if key is None:
-                challenge = {"WWW-Authenticate": 'Basic realm="dexter", charset="UTF-8"'}
-                return Problem(401, "key", "an API key is needed: Authorization: Bearer KEY", headers=challenge)
-            if seconds := self.keys.charge(key):
-                detail = f"this key may send {key.per_minute} requests in a minute: try again in {seconds} s"
-                return Problem(429, "rate", detail, headers={"Retry-After": str(seconds)})
-        if not 0 <= _body_length(headers) <= self.settings.max_body_bytes:
-            return self._too_large()
-        return None
-
-    def _too_large(self) -> Problem:
-        detail = f"a request may have {self.settings.max_body_bytes:,} bytes"
-        return Problem(413, "too_large", detail, headers=_CLOSE)
 
     async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer within the time-out: 408 if the request was incomplete by then, 504 if the answer was."""
@@ -254,7 +307,7 @@ class GateMiddleware:
             complete = complete or not message.get("more_body", False)
             num_received += len(message.get("body", b""))
             if num_received > self.settings.max_body_bytes:  # its length was not announced
-                raise self._too_large()
+                raise self.gate.too_large()
             return message
 
         async def watched_send(message: Message) -> None:
@@ -263,7 +316,7 @@ class GateMiddleware:
                 start = message
                 return
             if start is not None:
-                refusal = self._check_room(len(message.get("body", b"")))
+                refusal = self.gate.check_room(len(message.get("body", b"")))
             if refusal is not None:
                 return
             if start is not None:
@@ -278,52 +331,9 @@ class GateMiddleware:
         except TimeoutError:
             if started:
                 raise
-            limit = f"{self.settings.timeout_seconds:g} s"
-            problem = Problem(504, "timeout", f"no answer within {limit}: send fewer or shorter texts")
-            if not complete:
-                problem = Problem(408, "slow_request", f"the request was incomplete after {limit}", headers=_CLOSE)
-            refusal = problem
+            refusal = self.gate.too_slow() if complete else self.gate.incomplete()
         if refusal is not None:
             await refusal.response(scope)(scope, receive, send)
-
-    def _check_room(self, num_bytes: int) -> Problem | None:
-        """Return why an answer is not sent: it is too large, or there is no room until others have read theirs."""
-        if num_bytes > self.settings.max_answer_bytes:
-            return AnswerTooLarge(self.settings.max_answer_bytes)
-        if self.traffic.held_bytes + num_bytes > self.settings.max_held_bytes:
-            return Busy("too many answers are waiting to be read")
-        return None
-
-
-class DirectMiddleware:
-    """Call endpoints that read their request and make their response themselves, past FastAPI's routing.
-
-    FastAPI's own way to such an endpoint takes longer than a prediction. It still describes the endpoint, and answers
-    what is not asked exactly so.
-
-    Args:
-        app: answers everything else.
-        routes: the routes whose endpoints take a `Request` and return a `Response`.
-    """
-
-    def __init__(self, app: ASGIApp, *, routes: Iterable[APIRoute]) -> None:
-        self.app = app
-        self.routes = {(method, route.path): route for route in routes for method in route.methods or ()}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http" or (route := self.routes.get((scope["method"], scope["path"]))) is None:
-            return await self.app(scope, receive, send)
-        scope["route"] = route
-        request = Request(scope, receive)
-        try:
-            response = await route.endpoint(request)
-        except Problem as problem:
-            response = problem.response(scope)
-        except DexterError as error:
-            response = refusal(error, request).response(scope)
-        await response(scope, receive, send)
-        return None
 
 
 def _draining() -> Problem:

@@ -154,12 +154,12 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_library_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, DexterError)
-    return refusal(error, request).response(request.scope)
+    return refusal(error, request.state.request_id).response(request.scope)
 
 
-def refusal(error: DexterError, request: Request) -> Problem:
+def refusal(error: DexterError, request_id: str) -> Problem:
     """Return the problem of a library error that no route expected. Its message may quote the input: it is not sent."""
-    log.warning("%s: the library refused a request: %s", request.state.request_id, type(error).__name__)
+    log.warning("%s: the library refused a request: %s", request_id, type(error).__name__)
     if isinstance(error, ResourceError):
         return Unavailable("disk, memory or a database that the model needs is not to be had")
     return Problem(422, "refused", "the model refused this request")
@@ -171,12 +171,22 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
 
 
 async def read_json(request: Request, model: type[M]) -> M:
-    """Read the body of a request as JSON of a model; what is wrong is told, but no more of it than a reader needs."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    """Read the body of a request as JSON of a model."""
+    check_json_type(request.headers.get("content-type", ""))
+    return parse_json(await request.body(), model)
+
+
+def check_json_type(content_type: str) -> None:
+    """Refuse a body that is not said to be JSON."""
+    kind = content_type.partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise Problem(415, "not_json", "expected JSON: Content-Type: application/json")
+
+
+def parse_json(body: bytes, model: type[M]) -> M:
+    """Parse JSON of a model; what is wrong is told, but no more of it than a reader needs."""
     try:
-        return model.model_validate_json(await request.body())
+        return model.model_validate_json(body)
     except ValidationError as error:
         if error.error_count() > _MAX_COUNTED_ERRORS:
             raise Problem(422, "invalid", f"more than {_MAX_COUNTED_ERRORS} errors: see /openapi.json") from None

@@ -6,7 +6,8 @@ import base64
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from json.encoder import encode_basestring as _quote
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -63,6 +64,8 @@ _MAX_EXPLAINED_TEXTS, _MAX_EXPLAINED_LABELS = 4, 20
 """Explaining encodes a text once more for each of its words."""
 _MAX_LABELS_PER_PAGE = 1_000
 _MAX_FORM_FIELDS = 1_000
+_DIGITS = ".9g"
+"""Format of scores and probabilities: all that a float32 has."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SHOWN_LIMITS = (
     "max_body_bytes",
@@ -109,8 +112,8 @@ def predict_routes(runs: ServedRuns) -> APIRouter:
     async def predict(request: Request) -> Response:
         """Rank the labels of each text."""
         body = await read_json(request, PredictRequest)
-        answer = await answer_predict(runs, body, is_disconnected=request.state.is_disconnected)
-        return Response(PREDICT_RESPONSE.dump_json(answer), media_type="application/json")
+        answer = await predict_json(runs, body, is_disconnected=request.state.is_disconnected)
+        return Response(answer, media_type="application/json")
 
     @router.post("/v1/embeddings", tags=["embeddings"], openapi_extra=json_body(EmbeddingsRequest))
     async def embeddings(request: Request) -> EmbeddingsResponse:
@@ -134,10 +137,78 @@ def predict_routes(runs: ServedRuns) -> APIRouter:
     return router
 
 
+async def predict_json(
+    runs: ServedRuns, body: PredictRequest, *, is_disconnected: IsDisconnected | None = None
+) -> bytes:
+    """Answer a request to /v1/predict: the JSON of its `PredictResponse`."""
+    if body.explain:
+        return PREDICT_RESPONSE.dump_json(await answer_predict(runs, body, is_disconnected=is_disconnected))
+    asked = _read_predict(runs, body)
+    answers = await asked.predict(runs.settings, is_disconnected)
+    results = []
+    for (item_id, full_text), text, answer in zip(asked.items, asked.texts, answers, strict=False):
+        labels = ",".join(
+            [
+                f'{{"id":{_quote(label.id)},"text":{_quote(asked.names.get(label.id, label.text))},'
+                f'"score":{label.score:{_DIGITS}},"probability":{_or_null(label.probability)},"rank":{rank},"explanation":null}}'
+                for rank, label in enumerate(answer.labels, start=1)
+            ]
+        )
+        item_json = "null" if item_id is None else _quote(item_id)
+        truncated = "true" if len(text) < len(full_text) else "false"
+        results.append(f'{{"id":{item_json},"labels":[{labels}],"truncated":{truncated}}}')
+    return (
+        f'{{"model":{_quote(asked.run.name)},"version":{answers[0].version},"results":[{",".join(results)}],'
+        f'"inputs_left_out":{len(asked.items) - len(asked.texts)}}}'
+    ).encode()
+
+
+def _or_null(number: float | None) -> str:
+    return "null" if number is None else f"{number:{_DIGITS}}"
+
+
 async def answer_predict(
     runs: ServedRuns, body: PredictRequest, *, is_disconnected: IsDisconnected | None = None
 ) -> PredictResponse:
-    """Answer a request to /v1/predict, or one of the page."""
+    """Answer a request of the page, or one for explanations."""
+    asked = _read_predict(runs, body)
+    answers = await asked.predict(runs.settings, is_disconnected)
+    results = []
+    for (item_id, full_text), text, answer in zip(asked.items, asked.texts, answers, strict=False):
+        explanations = await asked.run.explain(text, answer) if body.explain else None
+        labels = _ranked_labels(answer, explanations, asked.names, runs.settings)
+        results.append(LabelledText(id=item_id, labels=labels, truncated=len(text) < len(full_text)))
+    return PredictResponse(
+        model=asked.run.name,
+        version=answers[0].version,
+        results=results,
+        inputs_left_out=len(asked.items) - len(asked.texts),
+    )
+
+
+class _Asked(NamedTuple):
+    """What a request to /v1/predict asks for, checked."""
+
+    run: ServedRun
+    options: PredictOptions
+    names: Mapping[str, str]
+    """Texts of labels in the language of the request, by id."""
+    items: list[tuple[str | None, str]]
+    """Ids and texts as they were sent."""
+    texts: list[str]
+    """Texts within the limits."""
+
+    async def predict(self, settings: ServeSettings, is_disconnected: IsDisconnected | None) -> list[Answer]:
+        ids = [item_id for item_id, _ in self.items[: len(self.texts)]]
+        try:
+            answers = await self.run.predict(self.texts, self.options, ids=ids, is_disconnected=is_disconnected)
+        except UnknownLabel:
+            raise Problem(422, "label", "a label that exclude or only names was removed meanwhile") from None
+        check_answer_size([label for answer in answers for label in answer.labels], settings)
+        return answers
+
+
+def _read_predict(runs: ServedRuns, body: PredictRequest) -> _Asked:
     run = runs.get(body.model)
     given = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = _read_options(body, run.predictor, runs.settings, num_texts=len(given))
@@ -145,21 +216,7 @@ async def answer_predict(
     if body.id is not None and not isinstance(body.inputs, str):
         raise Problem(422, "id", "id belongs to a single text: give several texts as a list of {id, text}")
     items = [(body.id, each) if isinstance(each, str) else (each.id, each.text) for each in given]
-    texts = cut_texts([text for _, text in items], runs.settings)
-    ids = [item_id for item_id, _ in items[: len(texts)]]
-    try:
-        answers = await run.predict(texts, options, ids=ids, is_disconnected=is_disconnected)
-    except UnknownLabel:
-        raise Problem(422, "label", "a label that exclude or only names was removed meanwhile") from None
-    check_answer_size([label for answer in answers for label in answer.labels], runs.settings)
-    results = []
-    for (item_id, full_text), text, answer in zip(items, texts, answers, strict=False):
-        explanations = await run.explain(text, answer) if body.explain else None
-        labels = _ranked_labels(answer, explanations, names, runs.settings)
-        results.append(LabelledText(id=item_id, labels=labels, truncated=len(text) < len(full_text)))
-    return PredictResponse(
-        model=run.name, version=answers[0].version, results=results, inputs_left_out=len(given) - len(texts)
-    )
+    return _Asked(run, options, names, items, cut_texts([text for _, text in items], runs.settings))
 
 
 def cut_texts(texts: Sequence[str], settings: ServeSettings) -> list[str]:

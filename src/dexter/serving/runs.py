@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import re
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ class PredictOptions(NamedTuple):
     """The labels that may be returned."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class IdentifiedText:
     """A text, and the id by which its own label is left out where the run does so; None: no id."""
 
@@ -91,6 +92,7 @@ class ServedRun:
             model, and followed: new models, new indexes and labels changed by other processes are taken up.
         settings: of the service.
         observe_batch: called with the number of texts of each batch.
+        computed: cleared while a batch is computed.
     """
 
     def __init__(
@@ -98,12 +100,13 @@ class ServedRun:
         name: str,
         source: Predictor | Path,
         settings: ServeSettings,
-        *,
         observe_batch: Callable[[int], None] = lambda num_texts: None,
+        computed: threading.Event | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise UsageError(f"run name {name!r}: expected letters, digits, dots, dashes: write NAME=FOLDER")
-        self.name, self._settings, self._observe_batch = name, settings, observe_batch
+        self.name, self._settings = name, settings
+        self._observe_batch, self._computed = observe_batch, computed or threading.Event()
         self.folder = source if isinstance(source, Path) else None
         """The run folder; None for a predictor that only lives in memory."""
         self._predictor = source if isinstance(source, Predictor) else None
@@ -300,7 +303,11 @@ class ServedRun:
                 bands=labels.bands,
             )
 
-        version, (predictor, found) = _read_one_version(self.predictor, rank)
+        self._computed.clear()
+        try:
+            version, (predictor, found) = _read_one_version(self.predictor, rank)
+        finally:
+            self._computed.set()
         self._answered_at = time.monotonic()
         return [Answer(version, labels, predictor) for labels in found]
 

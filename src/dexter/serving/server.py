@@ -30,6 +30,8 @@ from dexter.serving.settings import ServeSettings
 from dexter.serving.workers import run_workers
 
 log = logging.getLogger("dexter")
+_GARBAGE_THRESHOLD = 10_000
+"""New objects after which garbage is looked for; almost none of those that a request makes form circles."""
 _MIN_DRAIN_SECONDS = 0.5
 """Shortest time between a signal and the end: new requests are told to go elsewhere."""
 _SECONDS_TO_END = 3.0
@@ -71,6 +73,7 @@ def _load(runs: Mapping[str, Path], settings: ServeSettings, *, worker: int | No
         signal.signal(signal.SIGHUP, lambda *_: app.state.keys.reload())
     gc.collect()
     gc.freeze()  # what is there now stays: looking for garbage in it would take a tenth of the time under load
+    gc.set_threshold(_GARBAGE_THRESHOLD)
     return make_server(app)
 
 
@@ -85,7 +88,8 @@ def make_server(app: FastAPI) -> _DrainingServer:
             Connection,
             settings=settings,
             traffic=app.state.traffic,
-            refusals=Refusals(settings.busy_wait_seconds),
+            direct=app.state.direct,
+            refusals=Refusals(settings.busy_wait_seconds, app.state.traffic.computed),
         ),
         ws="none",
         lifespan="on",
