@@ -1,7 +1,8 @@
-"""Labels that were never trained, beside labels that were: what should their half of the classifier be?
+"""Labels that were never trained, beside labels that were: their half of the classifier, and their prior.
 
     python bench/unseen_labels.py --threads 1                               both data sets, both recipes
     python bench/unseen_labels.py --data stackexchange4 --recipes unidec    a quick look
+    python bench/unseen_labels.py --learned --share 0.1 --threads 1         what is learned about new labels
 
 A share of the labels is taken out of training (texts, pairs, everything), a dual encoder with a classifier is trained,
 and the labels are added as a user would add them. All labels then compete for the test queries. The rows differ in what
@@ -15,6 +16,14 @@ the classifier says of the added ones:
     the model's   what `Predictor.add_labels` does: text + 10, at the mean length of the ten
     encoder only  for comparison: nobody has a classifier half
 
+With `--learned` the recipe `dexter` is trained with validation, labels are ranked as the run has chosen, and the rows
+differ in how the new ones are made:
+
+    rare prior    from their texts, with the prior of rare labels
+    learned       with the prior and the weight of words that were learned by hiding trained labels
+    5 examples    the same, and five training queries that have each
+    5 that vote   these vote too (`Predictor.add_examples`)
+
 Columns: P@1 and P@5 over all queries and labels; then, for the added ("new") and the known labels apart, the share of
 the relevant labels of that kind that are among the first 1, 5, 10 and 100 places. "both" is the harmonic mean of new
 and known R@10: a choice that pushes one kind up by pushing the other down does not gain there.
@@ -27,6 +36,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +45,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 import shared_data
-from dexter.data import Dataset, Split
+from dexter.data import Dataset
 from dexter.encoders.head_arrays import unit_rows
+from dexter.evaluation.runs import predict_columns
+from dexter.evaluation.unseen import choose_labels, without_labels
 from dexter.index import search
 from dexter.metrics import overfetch, remove_filtered
 from dexter.model.model import Model
@@ -45,6 +57,8 @@ from dexter.training import train
 
 Vectors = NDArray[np.float32]
 PLACES = (1, 5, 10, 100)
+NUM_EXAMPLES, MAX_QUERIES = 5, 2_500
+"""Texts that each new label is given, and test queries, with `--learned`."""
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "dexter": ("dexter", {}),
     "unidec": ("unidec", {"train.epochs": 6, "batch.start": 2, "batch.refresh": 2}),
@@ -52,15 +66,23 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 """Name: a recipe and what differs from it; with and without a label prior, few epochs."""
 
 
-def without_labels(dataset: Dataset, kept: NDArray[np.int64], num_queries: int) -> Dataset:
-    """The data set as if only some labels existed; queries that have no label left are gone, or are too many."""
-    relevance = csr_matrix(dataset.train.relevance[:, kept])
-    rows = np.flatnonzero(np.diff(relevance.indptr) > 0)
-    if num_queries:
-        rows = np.sort(np.random.default_rng(0).permutation(rows)[:num_queries])
-    texts, uids = ([values[row] for row in rows] for values in (dataset.train.texts, dataset.train.uids))
-    label_texts, label_ids = ([values[k] for k in kept] for values in (dataset.label_texts, dataset.label_ids))
-    return Dataset(dataset.name, label_texts, label_ids, Split(texts, uids, relevance[rows]), None)
+def first_lines(dataset: Dataset, count: int) -> Dataset:
+    """The data set with its first training queries and their labels; test queries that have none of these are gone."""
+    assert dataset.test is not None
+    lines = dataset.train.select(np.arange(count))
+    kept = np.flatnonzero(lines.relevance.getnnz(axis=0))
+    wanting = np.flatnonzero(dataset.test.relevance[:, kept].getnnz(axis=1))
+    train_split, test_split = (
+        replace(
+            split,
+            relevance=csr_matrix(split.relevance[:, kept]),
+            filtered=None if split.filtered is None else csr_matrix(split.filtered[:, kept]),
+        )
+        for split in (lines, dataset.test.select(wanting))
+    )
+    texts, ids = ([values[label] for label in kept] for values in (dataset.label_texts, dataset.label_ids))
+    name = f"{dataset.name}-{count}"
+    return replace(dataset, name=name, label_texts=texts, label_ids=ids, train=train_split, test=test_split, source={})
 
 
 def classifier_halves(model: Model, representations_ND: Vectors) -> Iterator[tuple[str, Vectors]]:
@@ -120,16 +142,16 @@ def measure(top_ids: NDArray[np.int64], relevance: csr_matrix, new_L: NDArray[np
     return [*figures, 2 * new * known / (new + known)]
 
 
-def compare(dataset: Dataset, recipe: str, *, share: float, seed: int, threads: int, runs: Path, queries: int) -> None:
+def compare(dataset: Dataset, recipe: str, *, share: float, seed: int, threads: int, runs: Path) -> None:
     """Train without some labels, add them, print one line per choice."""
     generator, num_labels = np.random.default_rng(seed), dataset.num_labels
     order = generator.permutation(num_labels)
     kept, held = np.sort(order[int(share * num_labels) :]), np.sort(order[: int(share * num_labels)])
     assert dataset.test is not None
-    known = without_labels(dataset, kept, queries)
+    known = without_labels(dataset, np.isin(np.arange(num_labels), held))
     base, differences = RECIPES[recipe]
     overrides = {"seed": seed, "train.threads": threads, "validation.fraction": 0.0, **differences}
-    started, folder = time.process_time(), runs / f"{dataset.name}-{base}-{seed}-{share:g}-{queries}"
+    started, folder = time.process_time(), runs / f"{dataset.name}-{base}-{seed}-{share:g}"
     if not (folder / "run.json").exists():
         train(known, recipe=base, out=folder, overrides=overrides, resume=True)
     seconds = time.process_time() - started
@@ -151,6 +173,42 @@ def compare(dataset: Dataset, recipe: str, *, share: float, seed: int, threads: 
         print(f"{name:14}" + "".join(f"{value:8.2f}" for value in measure(top_ids, relevance, new_L)), flush=True)
 
 
+def compare_learned(dataset: Dataset, *, share: float, seed: int, threads: int, runs: Path) -> None:
+    """Train with validation and without some labels, add them in different ways, print one line for each."""
+    held_L = choose_labels(dataset.label_ids, share, seed=seed)
+    overrides = {"seed": seed, "train.threads": threads}
+    folder = runs / f"{dataset.name}-learned-{seed}-{share:g}"
+    started = time.process_time()
+    if not (folder / "run.json").exists():
+        train(without_labels(dataset, held_L), recipe="dexter", out=folder, overrides=overrides, resume=True)
+    seconds = time.process_time() - started
+    dataset = Predictor.load(folder).own_labels.filter_test(dataset)
+    assert dataset.test is not None
+    split = dataset.test.select(np.sort(np.random.default_rng(0).permutation(len(dataset.test))[:MAX_QUERIES]))
+    held = np.flatnonzero(held_L).tolist()
+    new = [(dataset.label_ids[label], dataset.label_texts[label]) for label in held]
+    having = dataset.train.relevance[:, held].tocsc()
+    examples = {
+        label_id: [dataset.train.texts[row] for row in having[:, [k]].indices[:NUM_EXAMPLES]]
+        for k, (label_id, _) in enumerate(new)
+    }
+    print(
+        f"\n{dataset.name}: {len(held):,} of {dataset.num_labels:,} labels new, {len(split):,} test queries, ", end=""
+    )
+    print(f"trained in {seconds:.0f} CPU s\n{'':14}" + "".join(f"{name:>8}" for name in _column_names()))
+    for name in ("rare prior", "learned", f"{NUM_EXAMPLES} examples", f"{NUM_EXAMPLES} that vote"):
+        predictor = Predictor.load(folder)
+        if name == "rare prior":
+            predictor = predictor.variant(model=replace(predictor.model, generator=None))
+        predictor.add_labels(new, examples=examples if name[0].isdigit() else None)
+        if name.endswith("vote"):
+            predictor.add_examples([(text, [label]) for label, texts in examples.items() for text in texts])
+        columns_NK = predict_columns(predictor, dataset, split, max(PLACES))
+        falling = np.broadcast_to(-np.arange(columns_NK.shape[1], dtype=np.float32), columns_NK.shape)
+        top_ids = remove_filtered(columns_NK, falling, split.filtered, max(PLACES)).ids
+        print(f"{name:14}" + "".join(f"{x:8.2f}" for x in measure(top_ids, split.relevance, held_L)), flush=True)
+
+
 def _column_names() -> list[str]:
     kinds = [f"{kind} R{k}" for kind in ("new", "old") for k in PLACES]
     return ["P@1", "P@5", *kinds, "both"]
@@ -162,7 +220,8 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", default=["stackexchange4", "debian-related"], help="data sets by name")
     parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument("--share", type=float, default=0.2, help="share of the labels that are held out of training")
-    parser.add_argument("--queries", type=int, default=0, help="train on so many queries only; 0: all")
+    parser.add_argument("--lines", type=int, default=0, help="only so many training queries and their labels; 0: all")
+    parser.add_argument("--learned", action="store_true", help="compare what is learned about new labels")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--runs", type=Path, help="where to keep the runs, and to find them again")
     parser.add_argument("--threads", type=int, default=1)
@@ -170,11 +229,14 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     with tempfile.TemporaryDirectory() as temporary:
         settings = {"share": arguments.share, "threads": arguments.threads, "runs": arguments.runs or Path(temporary)}
-        settings["queries"] = arguments.queries
         for name in arguments.data:
             dataset = shared_data.load(name)
-            for recipe in arguments.recipes:
-                for seed in arguments.seeds:
+            dataset = first_lines(dataset, arguments.lines) if arguments.lines else dataset
+            for seed in arguments.seeds:
+                if arguments.learned:
+                    compare_learned(dataset, seed=seed, **settings)
+                    continue
+                for recipe in arguments.recipes:
                     compare(dataset, recipe, seed=seed, **settings)
 
 
