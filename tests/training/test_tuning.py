@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from scipy.sparse import csr_matrix
 
 import dexter
 from dexter import Predictor
@@ -297,21 +296,3 @@ def test_a_run_keeps_to_the_fields_it_was_trained_on(world, tmp_path, caplog):
         caplog.clear()
         evaluate()
         assert caplog.text.count("texts of the run were the title alone, these are title and content") == 1
-
-
-@pytest.mark.parametrize("filtered", [False, True])
-def test_choices_are_compared_by_the_ranking_they_give(trained, world, filtered):
-    """The scores that choices share give what ranking by each choice alone does."""
-    train, validation = splits(trained, world)
-    if filtered:
-        pairs = validation.relevance.toarray()
-        pairs[:, ::2] = 0
-        validation = replace(validation, filtered=csr_matrix(pairs))
-    model = Predictor.load(trained).model
-    kept = replace(model.training_queries, lexical=LexicalIndex.of(train.texts))
-    trial = Trial(replace(model, training_queries=kept), train, validation, metric="P@3")
-    votes = VoteSettings(neighbours=7, temperature=0.08, weight=3.0)
-    for head in model.heads:
-        for settings in ({"votes": votes}, {"lexical_votes": votes}, {"votes": votes, "lexical_votes": votes}):
-            choice = RankingChoice(head=head, dial=1.0, **settings)
-            np.testing.assert_array_equal(trial._rank_candidates(choice, 5), trial.rank(choice, 5).ids)

@@ -31,8 +31,8 @@ from dexter.model.model import Model
 from dexter.model.published import fingerprint
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.calibration import FITTED_PLACES, calibrate
-from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, VoteSettings, kept_queries, vote_weights
-from dexter.predict.rank import RankingChoice, Voters, WindowPooling, find_voters, rank
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, VoteSettings
+from dexter.predict.rank import RankingChoice, WindowPooling, find_voters, rank
 from dexter.predict.scoring import Scoring, write_tuned
 from dexter.predict.windows import encode_texts, rank_texts
 from dexter.progress import track
@@ -56,8 +56,6 @@ DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _STANDARD_ERRORS = 1.5
 _KEPT_BYTES = 2**29
 """Most label vectors of other heads and dials that stay in memory while those of the next are made."""
-_PAIRS = 2**14
-"""Pairs of query and label that are scored at a time."""
 _RECORDED_KS = (1, 3, 5)
 """Cut-offs of the metrics that are recorded beside the one that decides."""
 
@@ -161,7 +159,6 @@ class Trial:
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
         self._indexes: dict[tuple[HeadName, float], _RepeatedSearch] = {}
         self._found: defaultdict[tuple[HeadName, float], list[TopK]] = defaultdict(list)
-        self._scores: dict[tuple[HeadName, float], _CandidateScores] = {}
         if found is not None:
             self._found[model.default_head, model.default_dial].append(found)
 
@@ -270,136 +267,9 @@ class Trial:
     def _score(self, choice: RankingChoice) -> dict[str, Ratio]:
         if choice not in self._ratios:
             ks = sorted({k for k in (*_RECORDED_KS, self.cut_off) if k <= self.split.num_labels})
-            places = max(ks)
-            only_queries_vote = choice.uses_neighbours and self.voters.examples is None and not self.voters.words
-            if only_queries_vote and choice.windows == "first" and places <= FITTED_PLACES:
-                top_ids = self._rank_candidates(choice, places)
-            else:
-                top_ids = self.rank(choice, places).ids
+            top_ids = self.rank(choice, max(ks)).ids
             self._ratios[choice] = per_query(top_ids, self.split.relevance, self.propensity, ks)
         return self._ratios[choice]
-
-    @cached_property
-    def _candidates(self) -> _Candidates:
-        return _Candidates(self.model, self.voters, self.split.filtered)
-
-    def _rank_candidates(self, choice: RankingChoice, places: int) -> NDArray[np.int64]:
-        """Return the ids that `rank` does, in a fraction of the time: many choices differ only in their votes."""
-        key = (choice.head, choice.dial)
-        if key not in self._scores:
-            queries_ND = self.model.search_vectors(self.representations_ND, head=choice.head, dial=choice.dial)
-            index = self._labels_of(choice)
-            found = index.search(queries_ND, min(FITTED_PLACES, len(index.vectors_LD)), exclude=self.split.filtered)
-            self._scores[key] = _CandidateScores(self._candidates, found, queries_ND)
-        return self._scores[key].rank(self._candidates.votes(choice), self._labels_of(choice).vectors_LD, places)
-
-
-class _Candidates:
-    """The pairs of a validation query and a label that a training query near it votes for, in order of row and label.
-
-    A voter is a training query near a validation query; a vote is one of its labels. Shapes: N queries, K voters of
-    each, P pairs, V votes.
-    """
-
-    def __init__(self, model: Model, voters: Voters, exclude: csr_matrix | None) -> None:
-        self._temperature = model.head.temperature
-        self.num_labels = len(model.labels.ids)
-        self._voters = {"votes": voters.by_vectors, "lexical_votes": voters.by_words}
-        keys: dict[str, NDArray[np.int64]] = {}
-        self._voter_of_vote: dict[str, NDArray[np.int64]] = {}
-        for kind, nearest in self._voters.items():
-            if nearest is not None:
-                self._voter_of_vote[kind], labels_V = _votes_of(kept_queries(model), nearest.ids)
-                keys[kind] = self._voter_of_vote[kind] // nearest.ids.shape[1] * self.num_labels + labels_V
-        self.keys_P, pairs = np.unique(np.concatenate(list(keys.values())), return_inverse=True)
-        """Row x number of labels + label, ascending."""
-        ends = np.cumsum([len(votes) for votes in keys.values()])
-        self._pair_of_vote = dict(zip(keys, np.split(pairs, ends[:-1]), strict=True))
-        self.rows_P, self.labels_P = np.divmod(self.keys_P, self.num_labels)
-        self.is_excluded_P = np.zeros(len(self.keys_P), dtype=np.bool_)
-        if exclude is not None:
-            rows = np.repeat(np.arange(exclude.shape[0]), np.diff(exclude.indptr))
-            self.is_excluded_P = np.isin(self.keys_P, rows * self.num_labels + exclude.indices)
-        self._gains: dict[tuple[str, int, float], NDArray[np.float32]] = {}
-
-    def votes(self, choice: RankingChoice) -> NDArray[np.float32]:
-        """Return what the votes of a choice add to the score of each pair."""
-        total_P = np.zeros(len(self.keys_P), dtype=np.float32)
-        for kind, settings in (("votes", choice.votes), ("lexical_votes", choice.lexical_votes)):
-            if settings is not None and kind in self._pair_of_vote:
-                total_P += np.float32(settings.weight * self._temperature) * self._unweighed(kind, settings)
-        return total_P
-
-    def _unweighed(self, kind: str, settings: VoteSettings) -> NDArray[np.float32]:
-        key = (kind, settings.neighbours, settings.temperature)
-        if key not in self._gains:
-            nearest = self._voters[kind]
-            assert nearest is not None
-            weights_NK = np.zeros(nearest.scores.shape, dtype=np.float32)
-            first = slice(settings.neighbours)
-            weights_NK[:, first] = vote_weights(nearest.scores[:, first], settings.temperature)
-            weights_V = weights_NK.ravel()[self._voter_of_vote[kind]]
-            gains_P = np.bincount(self._pair_of_vote[kind], weights_V, minlength=len(self.keys_P))
-            self._gains[key] = gains_P.astype(np.float32)
-        return self._gains[key]
-
-
-class _CandidateScores:
-    """The scores of candidates by one head and dial; a score that no ranking has needed yet is an upper bound.
-
-    The k best labels that the search found have their scores; no other label has more than the last of them.
-    """
-
-    def __init__(self, candidates: _Candidates, found: TopK, queries_ND: NDArray[np.float32]) -> None:
-        self._candidates, self._found, self._queries_ND = candidates, found, queries_ND
-        keys_NK = np.arange(len(found.ids))[:, None] * candidates.num_labels + found.ids
-        places_NK = np.searchsorted(candidates.keys_P, keys_NK)
-        listed_NK = (found.ids >= 0) & (np.append(candidates.keys_P, -1)[places_NK] == keys_NK)
-        self._scores_P = found.scores[candidates.rows_P, -1]
-        self._scores_P[places_NK[listed_NK]] = found.scores[listed_NK]
-        self._scores_P[candidates.is_excluded_P] = -np.inf
-        self._is_known_P = candidates.is_excluded_P.copy()
-        self._is_known_P[places_NK[listed_NK]] = True
-        order_NK = np.argsort(listed_NK, axis=1, kind="stable")
-        self._others = TopK(
-            np.take_along_axis(found.ids, order_NK, axis=1),
-            np.take_along_axis(np.where(listed_NK, -np.inf, found.scores), order_NK, axis=1),
-        )
-        """The labels found that no voter has, best first."""
-
-    def rank(self, votes_P: NDArray[np.float32], labels_LD: NDArray[np.float32], places: int) -> NDArray[np.int64]:
-        """Return the best labels of each query once votes are added."""
-        candidates, floors_N = self._candidates, self._found.scores[:, places - 1]
-        # Votes only add: nothing below the last place without them is in the result.
-        kept = np.flatnonzero(self._scores_P + votes_P >= floors_N[candidates.rows_P])
-        unknown = kept[~self._is_known_P[kept]]
-        rows, labels = candidates.rows_P[unknown], candidates.labels_P[unknown]
-        for start in range(0, len(unknown), _PAIRS):
-            part = slice(start, start + _PAIRS)
-            scores = np.einsum("pd,pd->p", self._queries_ND[rows[part]], labels_LD[labels[part]])
-            self._scores_P[unknown[part]] = scores
-        self._is_known_P[unknown] = True
-        first = (slice(None), slice(places))
-        rows = np.concatenate([candidates.rows_P[kept], np.repeat(np.arange(len(floors_N)), places)])
-        labels = np.concatenate([candidates.labels_P[kept], self._others.ids[first].ravel()])
-        scores = np.concatenate([self._scores_P[kept] + votes_P[kept], self._others.scores[first].ravel()])
-        order = np.lexsort((labels, -scores, rows))
-        rows, labels, scores = rows[order], labels[order], scores[order]
-        ranks = np.arange(len(rows)) - np.searchsorted(rows, rows)
-        best = (ranks < places) & (scores > -np.inf)
-        ids_NK = np.full((len(floors_N), places), -1, dtype=np.int64)
-        ids_NK[rows[best], ranks[best]] = labels[best]
-        return ids_NK
-
-
-def _votes_of(queries: TrainingQueries, voters_NK: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.integer]]:
-    """Return each vote of some voters: the number of the voter, counted through all rows, and the label."""
-    voters = voters_NK.ravel()
-    starts = queries.label_starts[voters]
-    lengths = queries.label_starts[voters + 1] - starts
-    ends = np.cumsum(lengths)
-    places = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-    return np.repeat(np.arange(len(voters)), lengths), queries.label_rows[places]
 
 
 @dataclass(frozen=True)
