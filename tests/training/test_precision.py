@@ -16,6 +16,7 @@ from dexter.config import load_config
 from dexter.encoders.transformer import TransformerEncoder
 from dexter.errors import DivergedError, Interrupted, UsageError
 from dexter.losses import decoupled_softmax
+from dexter.training import precision as precision_module
 from dexter.training import trainer as trainer_module
 from dexter.training.checkpoint import load_checkpoint
 from dexter.training.distributed import ProcessGroup
@@ -404,3 +405,12 @@ def test_divergence_of_the_loss_is_not_an_overflow(small_world, pretrained, tmp_
     monkeypatch.setattr(trainer_module, "backward", poisoned)
     with pytest.raises(DivergedError, match="loss or its gradient"):
         trainer.take_step()
+
+
+@pytest.mark.parametrize(("probe", "works"), [("import os; os.kill(os.getpid(), 4)", False), ("pass", True)])
+def test_a_cpu_on_which_bfloat16_ends_the_process_is_told_before(monkeypatch, probe, works):
+    precision_module._has_bfloat16_products.cache_clear()
+    monkeypatch.setattr(precision_module, "_PROBE", probe)
+    with nullcontext() if works else pytest.raises(UsageError, match="ONEDNN_MAX_CPU_ISA"):
+        check_precision("bfloat16", "cpu")
+    precision_module._has_bfloat16_products.cache_clear()

@@ -12,9 +12,12 @@ overflow is skipped. The scale is a power of two, so that scaling rounds nothing
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Literal
 
 import torch
@@ -29,6 +32,12 @@ PrecisionName = Literal["float32", "tf32", "bfloat16", "float16"]
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _FIRST_SCALE, _SMALLEST_SCALE = 2.0**16, 2.0**-16
 _STEPS_TO_GROWTH = 2_000
+_PROBE = """
+import torch
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    torch.nn.Linear(64, 64)(torch.ones(256, 64))
+"""
+"""A product in bfloat16, large enough for the matrix instructions (AMX) of a CPU that says it has them."""
 
 
 def check_precision(precision: PrecisionName, device: str) -> None:
@@ -47,6 +56,17 @@ def check_precision(precision: PrecisionName, device: str) -> None:
             f"train.precision is {precision!r}, but torch {torch.__version__} cannot compute in it on {device!r}: "
             "set train.precision=float32"
         )
+    if kind == "cpu" and precision == "bfloat16" and not _has_bfloat16_products():
+        raise UsageError(
+            "train.precision is 'bfloat16', but its products end the process on this CPU, as on virtual machines that "
+            "announce AMX and do not have it: set train.precision=float32, or start with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
+        )
+
+
+@cache
+def _has_bfloat16_products() -> bool:
+    """Try a product on the CPU in a process of its own: an instruction that is not there cannot be caught."""
+    return subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, check=False).returncode == 0
 
 
 def autocast(precision: PrecisionName, device: str) -> AbstractContextManager[object]:
