@@ -59,7 +59,7 @@ def check_precision(precision: PrecisionName, device: str) -> None:
     if kind == "cpu" and precision == "bfloat16" and not _has_bfloat16_products():
         raise UsageError(
             "train.precision is 'bfloat16', but its products end the process on this CPU, as on virtual machines that "
-            "announce AMX and do not have it: set train.precision=float32, or start with ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
+            "announce AMX and do not have it: set train.precision=float32, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16"
         )
 
 
