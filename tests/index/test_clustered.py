@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import ModelError
 from dexter.index import clustered, search
 from dexter.index.clustered import ClusteredIndex
@@ -114,3 +115,12 @@ def test_queries_without_a_direction(vectors):
     assert not made.search(np.zeros((1, 13), np.float32), 3).scores.any()
     with pytest.raises(ModelError, match="not a number"):
         made.search(np.full((1, 13), np.nan, np.float32), 3)
+
+
+def test_clusters_are_worthwhile_where_vectors_lie_together():
+    generator = np.random.default_rng(0)
+    scattered = unit_rows(generator.standard_normal((5_000, 64), dtype=np.float32))
+    together = unit_rows(scattered[generator.integers(0, 60, 5_000)] + 0.3 * scattered)
+    assert ClusteredIndex.are_worthwhile(together)
+    assert not ClusteredIndex.are_worthwhile(scattered)
+    assert not ClusteredIndex.are_worthwhile(together[:4_000]), "few vectors are soon compared"

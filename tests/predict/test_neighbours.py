@@ -148,11 +148,15 @@ def test_saved_then_loaded_is_the_same(training_queries, tmp_path):
 
 
 def test_many_are_kept_in_clusters(monkeypatch, tmp_path):
-    monkeypatch.setattr("dexter.model.training_queries.FEWEST", 300)
+    monkeypatch.setattr("dexter.index.clustered.FEWEST", 300)
     monkeypatch.setattr("dexter.index.clustered._READ_PER_PLACE", 301)  # all are read
     relevance = csr_matrix(np.eye(17, dtype=np.float32)[np.arange(301) % 17])
     uids = [f"u{row}" for row in range(301)]
     kept = TrainingQueries.of(randn(301, 8), relevance, uids, uids)
+    kept.save(tmp_path)
+    scattered = TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
+    assert isinstance(scattered.index, ExactIndex), "clusters of scattered vectors are not worthwhile"
+    monkeypatch.setattr("dexter.index.clustered._MOST_READ", 1.0)
     kept.save(tmp_path)
     again = TrainingQueries.load(tmp_path, num_labels=17, dimension=8, device="cpu")
     assert isinstance(again.index, ClusteredIndex) and isinstance(kept.index, ExactIndex)

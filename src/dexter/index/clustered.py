@@ -47,6 +47,8 @@ RECALL_AT = 20
 """Nearest vectors that this is measured over."""
 FEWEST = 4_096
 """Fewer vectors than this are not worth clusters."""
+_MOST_READ = 0.25
+"""Clusters of which a query reads more than this share are slower than comparing it with every vector."""
 _READ_PER_PLACE = 32
 """Vectors that are read at least for each one wanted."""
 _SAMPLED_PER_CLUSTER, _ITERATIONS, _SAMPLED = 32, 10, 256
@@ -97,6 +99,14 @@ class ClusteredIndex:
             num_read=num_read,
             recall=float((needed_SK <= num_read).mean()),
         )
+
+    @classmethod
+    def are_worthwhile(cls, vectors_MD: NDArray[np.float32], *, seed: int = 0) -> bool:
+        """Whether a query would read few enough of the vectors, judged by a sample of them."""
+        if len(vectors_MD) < FEWEST:
+            return False
+        rows = np.random.default_rng(seed).choice(len(vectors_MD), FEWEST, replace=False)
+        return cls.of(vectors_MD[np.sort(rows)], seed=seed).num_read <= _MOST_READ * FEWEST
 
     def vectors(self, rows: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return the vectors of some rows."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dexter.encoders.head_arrays import unit_rows
 from dexter.errors import ModelError
 from dexter.index import ExactIndex, search
-from dexter.index.clustered import FEWEST, ClusteredIndex
+from dexter.index.clustered import ClusteredIndex
 from dexter.model.lexical import LexicalIndex
 from dexter.tensor_files import read_tensors, release, row_starts, write_tensors
 from dexter.types import TopK
@@ -149,11 +149,12 @@ class TrainingQueries:
             return self
         return replace(self, index=ExactIndex(self.index.vectors_LD))
 
-    def _clustered(self) -> ClusteredIndex:
-        """Return the index of clusters that is stored; made here, because tuning wants all of the nearest."""
-        if isinstance(self.index, ClusteredIndex):
+    def _clusters(self) -> ClusteredIndex | None:
+        """Return the clusters that are stored, if they are worthwhile; made here: tuning wants all of the nearest."""
+        if not isinstance(self.index, ExactIndex):
             return self.index
-        assert self.index is not None
+        if not ClusteredIndex.are_worthwhile(self.index.vectors_LD):
+            return None
         made = ClusteredIndex.of(self.index.vectors_LD)
         log.info(
             "training queries in %d clusters: reading %.0f%% of them finds %.0f%% of the 20 nearest",
@@ -164,7 +165,7 @@ class TrainingQueries:
         return made
 
     def save(self, folder: Path) -> None:
-        """Write the queries as one file of a model folder; the vectors of many in clusters."""
+        """Write the queries as one file of a model folder; the vectors in clusters where these are worthwhile."""
         arrays: dict[str, NDArray[Any]] = {
             "label_ends": self.label_starts[1:],
             "labels": self.label_rows.astype(np.int32),
@@ -175,10 +176,11 @@ class TrainingQueries:
         }
         if self.lexical is not None:
             arrays |= self.lexical.to_arrays()
-        if isinstance(self.index, ExactIndex) and len(self) < FEWEST:
-            arrays["vectors"] = self.index.vectors_LD.astype(np.float16)
+        clusters = self._clusters()
+        if clusters is not None:
+            arrays |= clusters.to_arrays()
         elif self.index is not None:
-            arrays |= self._clustered().to_arrays()
+            arrays["vectors"] = self.index.vectors_LD.astype(np.float16)
         write_tensors(folder / TRAINING_QUERIES_FILE, arrays)
 
     @classmethod
