@@ -79,6 +79,17 @@ def test_a_head_of_usual_size_is_read_however_it_is_cut(listening):
             assert read_all(sender).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("header", [b"X: %s\r\n" % (b"v" * 70_000), b"X: v\r\n" * 101], ids=["long", "many"])
+def test_a_prediction_whose_head_arrives_at_once_has_the_same_limits(listening, header):
+    port, _ = listening()
+    whole = request_bytes("river")
+    with connect(port) as sender:
+        sender.sendall(whole)
+        assert read_all(sender).startswith(b"HTTP/1.1 200")
+        sender.sendall(whole.replace(b"\r\n", b"\r\n" + header, 1))
+        assert problem_of(read_all(sender))["status"] == 431
+
+
 @pytest.mark.parametrize("tail", [b"0\r\nX: ", b"1;x="], ids=["trailer", "chunk extension"])
 def test_what_follows_the_body_is_bounded_too(listening, tail):
     port, _ = listening()

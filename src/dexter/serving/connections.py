@@ -44,6 +44,8 @@ _PREDICTION = re.compile(
     re.IGNORECASE,
 )
 """The head of a prediction of which a parser would say no more than the length of its body."""
+_MAX_PREDICTION_HEAD = 2**12
+"""Larger heads are left to the parser, which counts their headers."""
 _MAX_PATIENCE, _MANY_REFUSALS = 4, 256
 """How many times as long requests wait for their 429 where this many wait."""
 _REST_SECONDS = 0.01
@@ -218,7 +220,11 @@ class Connection(HttpToolsProtocol):
         # No part of a request came before, and no answer to one is due or unread.
         is_between = not (self._in_body or self._num_bytes or self._num_shed or self._held_bytes)
         is_between = is_between and (self.cycle is None or self.cycle.response_complete)
-        if is_between and (head := _PREDICTION.match(data)):
+        if (
+            is_between
+            and (head := _PREDICTION.match(data, 0, _MAX_PREDICTION_HEAD))
+            and head[0].count(b"\n") <= _MAX_HEADERS
+        ):
             num_missing = head.end() + int(head[2]) - len(data)
             if self._is_full():
                 if num_missing == 0:
