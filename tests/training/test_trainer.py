@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dexter
-from dexter.cli import main as cli
+from dexter.cli import train as cli
 from dexter.config import DEFAULT_RECIPE, Config
 from dexter.errors import DivergedError, Interrupted, UsageError
 from dexter.training import trainer as module
