@@ -46,7 +46,7 @@ _PREDICTION = re.compile(
 """The head of a prediction of which a parser would say no more than the length of its body."""
 _MAX_PREDICTION_HEAD = 2**12
 """Larger heads are left to the parser, which counts their headers."""
-_MAX_PATIENCE, _MANY_REFUSALS = 4, 256
+_MAX_PATIENCE, _MANY_REFUSALS = 3, 256
 """How many times as long requests wait for their 429 where this many wait."""
 _REST_SECONDS = 0.01
 _WRITE_BUFFER = 4 * 2**10
@@ -74,6 +74,7 @@ class Refusals:
         """When they are answered, and which."""
         self._num_waiting = 0
         self._late_seconds = 0.0
+        """The most of late: a mean would let one in a hundred wait for too long."""
         self.is_accepting = False
         """Whether a connection was made of late; the event loop accepts one each time it looks, and does not rest."""
 
@@ -98,7 +99,7 @@ class Refusals:
 
     def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        self._late_seconds += (now - self._waiting[0][0] - self._late_seconds) / 4
+        self._late_seconds = max(now - self._waiting[0][0], 0.9 * self._late_seconds)
         while self._waiting and self._waiting[0][0] <= now + _REST_SECONDS / 2:
             connections = self._waiting.popleft()[1]
             self._num_waiting -= len(connections)

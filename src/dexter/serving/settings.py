@@ -66,7 +66,7 @@ class ServeSettings:
     busy_wait_seconds: float = 0.02
     """Seconds before a request is refused with 429, so that clients that retry at once do not add to the load.
 
-    Where hundreds are refused at a time, four times as long."""
+    Where hundreds are refused at a time, three times as long."""
     timeout_seconds: float = 30.0
     """Seconds after which an unanswered request is given up."""
     drain_seconds: float = 25.0
