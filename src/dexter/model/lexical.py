@@ -250,7 +250,8 @@ def _pair(queries: NDArray[np.int32], weights: NDArray[np.floating]) -> NDArray[
 
 def _words_of(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
     """Return the CRC-32 of every word, ascending, the words of all texts one after the other as positions among these,
-    and where those of each text end, from 0 on."""
+    and where those of each text end, from 0 on.
+    """
     numbers, flat, lengths = _Numbers(), [np.empty(0, np.int32)], [0]
     for start in range(0, len(texts), _BLOCK_TEXTS):
         rows = [split_words(text) for text in texts[start : start + _BLOCK_TEXTS]]
