@@ -240,6 +240,7 @@ class Trial:
         index = self._labels_of(choice)
         exclude = self.split.filtered
         found = rank(self.model, index, self.representations_ND, choice, k, voters=self.voters, exclude=exclude)
+        found = TopK(found.ids[:, :k], found.scores[:, :k])  # the index may give more
         if choice.windows != "first" and len(self._long_texts):
             rows = self._long_texts
             encoded = encode_texts(self.model, [self.split.texts[row] for row in rows], choice)
@@ -256,7 +257,7 @@ class Trial:
         split, lengths = self.model.encoder.split_query, self.tokens.lengths
         # Cutting a text takes a while. One that is beyond the encoder's length fills it, but for unknown tokens.
         full = np.flatnonzero(lengths >= 0.9 * lengths.max(initial=0))
-        return full[[len(split(self.split.texts[row])) > 1 for row in full]]
+        return full[[len(split(self.split.texts[row])) > 1 for row in full.tolist()]]
 
     def _best_of_heads_and_dials(self, best: RankingChoice, dials: Sequence[float]) -> RankingChoice:
         for head in self.model.heads:
