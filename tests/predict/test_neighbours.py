@@ -62,13 +62,14 @@ def test_a_text_that_is_near_to_nobody_gets_no_votes(training_queries):
 @pytest.mark.parametrize("k", [1, 4, 17])
 @pytest.mark.parametrize("excluding", [False, True])
 @pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])
-def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding, scale):
+@pytest.mark.parametrize("more", [0, 3])
+def test_adding_votes_equals_scoring_every_label(training_queries, k, excluding, scale, more):
     queries, labels = randn(11, 6), randn(17, 6)
     nearest = training_queries.nearest(randn(11, 8), 6)
     votes = count_votes(training_queries, nearest.ids, vote_weights(nearest.scores, 0.2))
     exclude = random(11, 17, density=0.3, format="csr", random_state=1) if excluding else None
-    found = search(queries, labels, k, exclude=exclude)
-    blended = add_votes(found, scale * votes, queries, labels, exclude=exclude)
+    found = search(queries, labels, k + more, exclude=exclude)
+    blended = add_votes(found, scale * votes, queries, labels, k=k, exclude=exclude)
     dense = queries @ labels.T + scale * votes.toarray()
     if exclude is not None:
         dense[exclude.toarray() > 0] = -np.inf

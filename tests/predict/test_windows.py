@@ -94,12 +94,13 @@ def test_training_reads_long_texts_whole_where_validation_says_so(world, tmp_pat
     assert counts[1] > counts[0] + 8
 
 
+@pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.parametrize("pooling", ["mean", "max"])
-def test_tuning_ranks_as_predictions_do_where_some_texts_are_long(predictor, world, pooling):
+def test_tuning_ranks_as_predictions_do_where_some_texts_are_long(predictor, world, pooling, neighbours):
     texts = [lengthen(text) if row % 3 else text for row, text in enumerate(world.test.texts)]
     validation = Split(texts, world.test.uids, world.test.relevance)
     trial = Trial(predictor.model, world.train, validation, metric="P@3")
-    choice = replace(predictor.choose(neighbours=True), windows=pooling)
+    choice = replace(predictor.choose(neighbours=neighbours), windows=pooling)
     before = trial.rank(replace(choice, windows="first"), 5)
     np.testing.assert_array_equal(trial.rank(choice, 5).ids, predictor.variant(choice).top(texts, 5).ids)
     np.testing.assert_array_equal(trial.rank(replace(choice, windows="first"), 5).ids, before.ids)

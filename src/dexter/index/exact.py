@@ -1,7 +1,7 @@
 """Exact search: the k labels with the largest inner product, in bounded memory.
 
 Scores are computed in tiles of queries x labels, and the full matrix never exists. A tile is not sorted: the maximum of
-every 32 columns is taken while they are in cache, and only groups whose maximum reaches the floor of the
+every 8 columns is taken while they are in cache, and only groups whose maximum reaches the floor of the
 query are examined again. The floor is the score of the query's k-th best label so far, in the first tile the k-th
 largest maximum: at least k labels reach it, so nothing below it can be among the best. It rises from tile to tile, and
 soon few groups reach it.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
-GROUP = 32
+GROUP = 8
 """Columns whose maximum is taken together."""
 ROWS = 512
 """Queries in a tile: enough for the matrix product to run near its peak."""

@@ -64,13 +64,11 @@ class LexicalIndex:
         # Imported here because looking up words does not need it, and it takes a while.
         from scipy.sparse import csr_matrix
 
-        codes, ends = _words_of(texts)
-        words = np.unique(codes)
-        columns = np.searchsorted(words, codes).astype(np.int32)
+        words, columns, ends = _words_of(texts)
         counts_MV = csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=(len(texts), len(words)))
         counts_MV.sum_duplicates()
         frequencies_V = np.bincount(counts_MV.indices, minlength=len(words))
-        rarities_V = np.array([_rarity(frequency, len(texts)) for frequency in frequencies_V.tolist()], np.float32)
+        rarities_V = (1.0 + np.log((1.0 + len(texts)) / (1.0 + frequencies_V))).astype(np.float32)
         counts_MV.data = (1 + np.log(counts_MV.data)) * rarities_V[counts_MV.indices]
         lengths_M = np.sqrt(np.asarray(counts_MV.power(2).sum(axis=1))).ravel()
         counts_MV.data /= np.repeat(np.maximum(lengths_M, 1e-12), np.diff(counts_MV.indptr)).astype(np.float32)
@@ -188,12 +186,12 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text[:_MAX_CHARACTERS].lower())
 
 
-class _Codes(dict[str, int]):
-    """The CRC-32 of words, computed once for each."""
+class _Numbers(dict[str, int]):
+    """The numbers of words, in order of first occurrence."""
 
     def __missing__(self, word: str) -> int:
-        code = self[word] = crc32(word.encode("utf-8", "surrogatepass"))
-        return code
+        number = self[word] = len(self)
+        return number
 
 
 class _Word(NamedTuple):
@@ -250,15 +248,18 @@ def _pair(queries: NDArray[np.int32], weights: NDArray[np.floating]) -> NDArray[
     return pairs
 
 
-def _words_of(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the codes of all texts' words one after the other, and where those of each text end, from 0 on."""
-    codes, flat, lengths = _Codes(), [np.empty(0, np.int64)], [0]
+def _words_of(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    """Return the CRC-32 of every word, ascending, the words of all texts one after the other as positions among these,
+    and where those of each text end, from 0 on.
+    """
+    numbers, flat, lengths = _Numbers(), [np.empty(0, np.int32)], [0]
     for start in range(0, len(texts), _BLOCK_TEXTS):
-        block = texts[start : start + _BLOCK_TEXTS]
-        rows = [[codes[word] for word in split_words(text)] for text in block]
-        flat.append(np.fromiter(chain.from_iterable(rows), dtype=np.int64))
+        rows = [split_words(text) for text in texts[start : start + _BLOCK_TEXTS]]
+        flat.append(np.fromiter(map(numbers.__getitem__, chain.from_iterable(rows)), dtype=np.int32))
         lengths += map(len, rows)
-    return np.concatenate(flat), np.cumsum(lengths, dtype=np.int64)
+    codes = np.fromiter((crc32(word.encode("utf-8", "surrogatepass")) for word in numbers), dtype=np.int64)
+    words, places = np.unique(codes, return_inverse=True)
+    return words, places.astype(np.int32)[np.concatenate(flat)], np.cumsum(lengths, dtype=np.int64)
 
 
 def _rarity(frequency: int, num_queries: int) -> float:

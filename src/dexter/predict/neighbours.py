@@ -246,21 +246,23 @@ def add_votes(
     queries_ND: NDArray[np.float32],
     labels_LD: NDArray[np.float32],
     *,
+    k: int | None = None,
     exclude: csr_matrix | None = None,
     exact: bool = True,
 ) -> TopK:
-    """Return the k best labels once the votes are added to the scores, given the k best of the model alone.
+    """Return the k best labels once the votes are added to the scores, given the k best or more of the model alone.
 
     Args:
-        found: the model's k best labels of each text and their scores.
+        found: the model's best labels of each text and their scores. The more, the fewer others need a score.
         votes: texts x labels, never negative, scaled as the scores are.
         queries_ND: the texts' vectors, to score labels that only votes found.
         labels_LD: the labels' vectors.
+        k: labels per text; as many as were found if left out.
         exclude: texts x labels; a stored entry marks a pair that is never returned.
-        exact: whether `found` has the k best indeed: then labels whose votes cannot lift them from below the last of
+        exact: whether `found` has the best indeed: then labels whose votes cannot lift them from below the last of
             these into the result need no score.
     """
-    num_labels = len(labels_LD)
+    num_labels, shape = len(labels_LD), (len(found.ids), k or found.ids.shape[1])
     voted, gains = _pair_keys(votes), votes.data
     if exclude is not None:
         is_excluded, _ = _look_up(voted, _pair_keys(exclude))
@@ -269,7 +271,7 @@ def add_votes(
     is_listed, places = _look_up(voted, listed)
     scores[places[is_listed]] += gains[is_listed]
     is_new = ~is_listed
-    best = _best(listed, scores, found.ids.shape, num_labels)
+    best = _best(listed, scores, shape, num_labels)
     new, gains = voted[is_new], gains[is_new]
     rows = new // num_labels
     strongest = np.zeros(len(found.ids), dtype=gains.dtype)
@@ -282,7 +284,7 @@ def add_votes(
             more = _score_pairs(new[reaching], queries_ND, labels_LD) + gains[reaching]
             pairs, scores = _listed_pairs(best, num_labels)
             both = np.concatenate([pairs, new[reaching]]), np.concatenate([scores, more])
-            best = _best(*both, found.ids.shape, num_labels)
+            best = _best(*both, shape, num_labels)
     return best
 
 

@@ -233,7 +233,8 @@ def rank(
     if allowed is not None:
         all_votes.data[~np.isin(all_votes.indices, allowed)] = 0.0
         all_votes.eliminate_zeros()
-    return add_votes(found, all_votes, queries_ND, index.vectors_LD, exclude=exclude, exact=exact)
+    places = min(k, found.ids.shape[1])
+    return add_votes(found, all_votes, queries_ND, index.vectors_LD, k=places, exclude=exclude, exact=exact)
 
 
 def search_among(

@@ -29,7 +29,7 @@ from dexter.training.tuning import Trial
 log = logging.getLogger("dexter")
 _PLACES = 10
 """Places of a ranking for which labels compete."""
-_SHARE, _MAX_HIDDEN = 0.1, 2_000
+_SHARE, _MAX_HIDDEN = 0.1, 1_000
 """Share and number of trained labels that are hidden."""
 NUM_GENERATOR_QUERIES = 2_000
 """Training queries whose mean and covariance are taken."""

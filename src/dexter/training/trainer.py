@@ -514,6 +514,7 @@ class Trainer:
         if self.processes.is_first:
             with self.watch("tuning"):
                 self._tune()
+            log.info("indexed, tuned and published in %.1f processor seconds", self.watch.seconds["tuning"])
         self.unpublished = None
         if keep_checkpoints:
             self.save()
@@ -552,10 +553,7 @@ class Trainer:
         """Return the best model of the run, from disk unless it is in memory."""
         if self.unpublished is None:
             return Model.load(self.folder / "model", device=device)
-        encoder = self.unpublished.encoder
-        # Predictions are made with arrays.
-        encoder = encoder.arrays() if isinstance(encoder, StaticEncoder) else encoder
-        return replace(self.unpublished, encoder=encoder, processes=SingleProcess()).fill_rows()
+        return replace(self.unpublished, processes=SingleProcess()).fill_rows()
 
     def _first_ids(self) -> NDArray[np.int64]:
         """The token ids of the first step, as an example of what a step touches."""

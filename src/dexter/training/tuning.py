@@ -31,7 +31,7 @@ from dexter.model.model import Model
 from dexter.model.published import fingerprint
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.calibration import FITTED_PLACES, calibrate
-from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, VoteSettings
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES
 from dexter.predict.rank import RankingChoice, WindowPooling, find_voters, rank
 from dexter.predict.scoring import Scoring, write_tuned
 from dexter.predict.windows import encode_texts, rank_texts
@@ -49,10 +49,13 @@ _VOTE_GRID: Sequence[tuple[str, Sequence[Any]]] = (
     ("weight", WEIGHTS),
 )
 """Settings of the votes in the order in which they are searched; the weight again, once the others are found."""
+_LEXICAL_WEIGHTS = WEIGHTS[:-1]
 _LEXICAL_VOTERS = ((10, 0.05), (20, 0.1), (50, 0.2))
 """Neighbours by words and their temperatures: the flatter the votes, the more of them."""
 _POOLINGS: tuple[WindowPooling, ...] = ("mean", "max")
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_SEARCHED_PLACES = 10
+"""Places of the model's ranking that votes are added to."""
 _STANDARD_ERRORS = 1.5
 _KEPT_BYTES = 2**29
 """Most label vectors of other heads and dials that stay in memory while those of the next are made."""
@@ -145,8 +148,8 @@ class Trial:
         kept = model.training_queries and model.training_queries.searched_exactly()
         self.model, self.split, self.metric = replace(model, training_queries=kept), validation, metric
         self.cut_off = int(metric.partition("@")[2])
-        tokens = model.encoder.tokenize(validation.texts, side="query") if tokens is None else tokens
-        self.representations_ND = model.encode_tokens(tokens, side="query")
+        self.tokens = model.encoder.tokenize(validation.texts, side="query") if tokens is None else tokens
+        self.representations_ND = model.encode_tokens(self.tokens, side="query")
         self.propensity = inverse_propensity(train.relevance, *propensity)
         most_by_words = max(neighbours for neighbours, _ in _LEXICAL_VOTERS)
         most = RankingChoice(
@@ -170,8 +173,7 @@ class Trial:
         voting = replace(best, votes=DEFAULT_VOTES)
         for name, values in track(_VOTE_GRID, what="tune votes", total=len(_VOTE_GRID), unit="setting"):
             votes = voting.votes or DEFAULT_VOTES
-            for value in values:
-                voting = self._better(voting, replace(voting, votes=replace(votes, **{name: value})))
+            voting = self._climb(voting, [replace(voting, votes=replace(votes, **{name: value})) for value in values])
         return self._better(best, self._best_of_heads_and_dials(voting, dials))
 
     def add_lexical_votes(self, start: RankingChoice) -> RankingChoice:
@@ -179,18 +181,29 @@ class Trial:
         if self.voters.by_words is None:
             return start
         best = replace(start, lexical_votes=DEFAULT_LEXICAL_VOTES)
-        voters = track(_LEXICAL_VOTERS, what="tune votes by words", total=len(_LEXICAL_VOTERS), unit="setting")
-        for neighbours, temperature in voters:
-            for weight in WEIGHTS[:-1]:
-                settings = VoteSettings(neighbours=neighbours, temperature=temperature, weight=weight)
-                best = self._better(best, replace(best, lexical_votes=settings))
-        votes = start.votes or DEFAULT_VOTES
-        weighed = (replace(votes, weight=weight) for weight in WEIGHTS) if self.voters.by_vectors else ()
-        for by_vectors in (None, *weighed):
-            best = self._better(best, replace(best, votes=by_vectors))
-        settings = best.lexical_votes or DEFAULT_LEXICAL_VOTES
-        for weight in WEIGHTS[:-1]:
-            best = self._better(best, replace(best, lexical_votes=replace(settings, weight=weight)))
+        for neighbours, temperature in _LEXICAL_VOTERS:
+            votes = replace(best.lexical_votes or DEFAULT_LEXICAL_VOTES, neighbours=neighbours, temperature=temperature)
+            best = self._better(best, self._weigh_lexical(replace(best, lexical_votes=votes)))
+        if self.voters.by_vectors is not None:
+            votes = start.votes or DEFAULT_VOTES
+            weighed = [replace(best, votes=replace(votes, weight=weight)) for weight in WEIGHTS]
+            voting = self._climb(replace(best, votes=votes), weighed)
+            best = self._better(self._better(best, voting), replace(best, votes=None))
+        return self._weigh_lexical(best)
+
+    def _weigh_lexical(self, start: RankingChoice) -> RankingChoice:
+        votes = start.lexical_votes or DEFAULT_LEXICAL_VOTES
+        weighed = (replace(votes, weight=weight) for weight in _LEXICAL_WEIGHTS)
+        return self._climb(start, [replace(start, lexical_votes=votes) for votes in weighed])
+
+    def _climb(self, best: RankingChoice, choices: Sequence[RankingChoice]) -> RankingChoice:
+        """Return the best of choices that differ in one setting, in its order: from `best` on until they get worse."""
+        place = choices.index(best)
+        for one_way in (choices[place + 1 :], choices[:place][::-1]):
+            for choice in one_way:
+                if self._better(choice, best) is best:
+                    break
+                best = self._better(best, choice)
         return best
 
     def choose_windows(self, start: RankingChoice) -> RankingChoice:
@@ -227,6 +240,7 @@ class Trial:
         index = self._labels_of(choice)
         exclude = self.split.filtered
         found = rank(self.model, index, self.representations_ND, choice, k, voters=self.voters, exclude=exclude)
+        found = TopK(found.ids[:, :k], found.scores[:, :k])  # the index may give more
         if choice.windows != "first" and len(self._long_texts):
             rows = self._long_texts
             encoded = encode_texts(self.model, [self.split.texts[row] for row in rows], choice)
@@ -240,8 +254,10 @@ class Trial:
     @cached_property
     def _long_texts(self) -> NDArray[np.int64]:
         """The validation queries that have more than one window: the others are ranked alike by every pooling."""
-        split = self.model.encoder.split_query
-        return np.flatnonzero([len(split(text)) > 1 for text in self.split.texts])
+        split, lengths = self.model.encoder.split_query, self.tokens.lengths
+        # Cutting a text takes a while. One that is beyond the encoder's length fills it, but for unknown tokens.
+        full = np.flatnonzero(lengths >= 0.9 * lengths.max(initial=0))
+        return full[[len(split(self.split.texts[row])) > 1 for row in full.tolist()]]
 
     def _best_of_heads_and_dials(self, best: RankingChoice, dials: Sequence[float]) -> RankingChoice:
         for head in self.model.heads:
@@ -287,11 +303,12 @@ class _RepeatedSearch(ExactIndex):
         exclude: csr_matrix | None = None,
         ceiling: NDArray[np.float32] | None = None,
     ) -> TopK:
-        """Return the first k of the labels found before, or search."""
+        """Return the first k of the labels found before or a few more, with which votes are added faster; or search."""
         if not self.found:
             most = min(max(k, FITTED_PLACES), len(self.vectors_LD))
             self.found.append(super().search(queries_ND, most, exclude=exclude, ceiling=ceiling))
-        return TopK(self.found[0].ids[:, :k], self.found[0].scores[:, :k])
+        places = slice(max(k, _SEARCHED_PLACES))
+        return TopK(self.found[0].ids[:, places], self.found[0].scores[:, places])
 
 
 def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = None) -> Scoring:
