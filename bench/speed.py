@@ -3,6 +3,7 @@ r"""Speed of prediction beside others, stored as records; the plots and tables o
     export OMP_NUM_THREADS=1 OPENBLAS_CORETYPE=SkylakeX    # faiss's OpenBLAS may not know a new CPU: name it if so
     python bench/speed.py runs runs/stackexchange4=stackexchange4 runs/debian-related=debian-related \
         --omikuji /tmp/omikuji/bin/python --pecos /tmp/pecos/bin/python     # -> bench/records/speed-runs.json
+    python bench/speed.py cold runs/debian-related                          # a cold start alone, to stdout
     python bench/speed.py index runs/debian-related                         # -> bench/records/speed-index.json
     python bench/speed.py show                                              # plots to docs/plots, tables to stdout
 
@@ -276,8 +277,8 @@ def show() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["runs", "index", "show"])
-    parser.add_argument("runs", nargs="*", help="run folders: RUN=DATASET for `runs`, one RUN for `index`")
+    parser.add_argument("what", choices=["runs", "cold", "index", "show"])
+    parser.add_argument("runs", nargs="*", help="run folders: RUN=DATASET for `runs`, RUN for others")
     parser.add_argument("--omikuji", metavar="PYTHON", help="an interpreter that has omikuji")
     parser.add_argument("--work", type=Path, default=Path("/tmp/dexter-speed"), help="keeps the peers' trained models")
     parser.add_argument("--pecos", metavar="PYTHON", help="an interpreter that has libpecos")
@@ -286,6 +287,10 @@ def main() -> None:
         show()
         return
     assert os.environ.get("OMP_NUM_THREADS") == "1", "set OMP_NUM_THREADS=1: it is read when NumPy is imported"
+    if arguments.what == "cold":
+        for run in arguments.runs:
+            print(run, json.dumps(cold_start(Path(run), "how do I install a module for the kernel")), flush=True)
+        return
     if arguments.what == "index":
         store("index", measure_index(Path(arguments.runs[0])))
         return
