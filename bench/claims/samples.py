@@ -36,6 +36,7 @@ class Sample:
 PUBLISHED_COUNTS = "published counts"
 """The sample of plans, which read no data."""
 SAMPLES = {
+    "stackexchange4": Sample("stackexchange4"),
     "stackexchange4-half": Sample("stackexchange4", 16_718),
     "stackexchange4-5k": Sample("stackexchange4", 5_000, 2_000),
     "stackexchange4-mini": Sample("stackexchange4", 750, 500, 300),
