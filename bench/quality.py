@@ -50,6 +50,7 @@ from dexter.evaluation.intervals import paired_bootstrap
 from dexter.metrics import Ratio, inverse_propensity, overfetch, per_query, remove_filtered, score
 from dexter.predict.predictor import Predictor
 from dexter.training import train
+from dexter.types import HEAD_NAMES
 
 NUM_PLACES = 100
 COLUMNS = ("P@1", "P@3", "P@5", "PSP@1", "PSP@3", "PSP@5", "R@10", "R@100")
@@ -303,6 +304,8 @@ def run_methods(dataset: Dataset, test: Split, arguments: argparse.Namespace, se
     seeds, threads = range(arguments.seeds), arguments.threads
     for recipe in arguments.recipes:
         for seed in seeds:
+            for head in HEAD_NAMES:
+                results.has(f"{recipe} {head}", seed)
             if not results.has(recipe, seed):
                 chosen = {"seed": seed, **settings} if arguments.seeds > 1 else settings
                 for name, row in run_recipe(dataset, test, recipe, threads=threads, settings=chosen):
