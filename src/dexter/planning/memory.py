@@ -43,12 +43,12 @@ _MOMENTS = 8
 """Bytes of the two numbers that Adam keeps per weight."""
 _LIBRARIES = 265 * MIB
 """Python, NumPy, SciPy, torch and this package, imported."""
-_TRANSFORMERS = 30 * MIB
+_TRANSFORMERS = 80 * MIB
 """Added by importing transformers and building a model."""
 _MICRO_BATCHES = 100 * MIB
 """Kept by the allocator of a process that encodes micro-batches of different shapes."""
-_TOKENIZER = 110 * MIB
-"""A tokenizer of some ten thousand words, the one that counted them, and the pretrained file they came from."""
+_TOKENIZER, _TOKENIZER_PER_ROW = 60 * MIB, 1_024
+"""A tokenizer, the one that counted its words, and the pretrained file they came from; for each of its words."""
 _CUDA_CONTEXT = 600 * MIB
 _HEAP_BYTES_PER_TOKEN = 40
 _LARGEST_ON_HEAP = 4_000_000
@@ -74,7 +74,7 @@ _STORED_BYTES_PER_WORD = 6
 """Of a word of a training query in the model's folder: which query, and its weight."""
 _BYTES_PER_WORD = 40
 """Of a word of a training query while its index is made: code, place, weight, and copies of these in another order."""
-_VOTED_PAIRS = 2**16
+_VOTED_PAIRS = 2**9
 """Pairs of a query and a voted label whose vectors are gathered at a time."""
 
 
@@ -163,7 +163,8 @@ def _product(
 def _process(sizes: Sizes, *, separate: bool) -> Iterator[Term]:
     """Texts, tokens and the interpreter: in every process, whatever the device."""
     is_static, tokens = sizes.encoder.kind == "static", sizes.query_tokens + sizes.label_tokens
-    libraries = _LIBRARIES + _TOKENIZER + (0 if is_static else _TRANSFORMERS)
+    libraries = _LIBRARIES + _TOKENIZER
+    libraries += _TOKENIZER_PER_ROW * sizes.encoder.table_rows if is_static else _TRANSFORMERS
     yield Term("Python, libraries and tokenizer", libraries, location="process")
     yield Term("texts and pairs", sizes.text_bytes, location="process")
     offsets = 8 * (sizes.num_queries + sizes.num_label_texts)
@@ -274,7 +275,7 @@ def _validation(sizes: Sizes, config: Config, labels: int) -> Iterator[Term]:
 
 
 def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
-    """The published model with all labels: read again, given its training queries, and tuned.
+    """The published model with all labels: given its training queries, and tuned. One process has most of it already.
 
     Of several processes the first does this, in its own memory: the labels of all may be too many for one device.
     """
@@ -285,9 +286,9 @@ def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
         yield _product(
             "published model", labels, searched, FLOAT, setting="head.projection", phase="validation", location="first"
         )
-    weights = encoder.table_elements + encoder.weights + labels * encoder.dimension
-    weights += labels * score_width(sizes, config) if config.head.classifier else 0
-    needed = FLOAT * weights + _SECOND_TOKENIZER
+    weights = labels * (encoder.dimension + (score_width(sizes, config) if config.head.classifier else 0))
+    is_read = world_size > 1
+    needed = FLOAT * (weights + is_read * (encoder.table_elements + encoder.weights)) + is_read * _SECOND_TOKENIZER
     yield Term("published model", needed, "", "encoder.dimension", "tuning", location)
     tuning = partial(_product, phase="tuning", location=location)
     yield tuning("vectors to tune with", 2, labels, searched, FLOAT, setting="head.projection")
