@@ -68,7 +68,8 @@ class LexicalIndex:
         counts_MV = csr_matrix((np.ones(len(columns), np.float32), columns, ends), shape=(len(texts), len(words)))
         counts_MV.sum_duplicates()
         frequencies_V = np.bincount(counts_MV.indices, minlength=len(words))
-        rarities_V = (1.0 + np.log((1.0 + len(texts)) / (1.0 + frequencies_V))).astype(np.float32)
+        distinct, places = np.unique(frequencies_V, return_inverse=True)
+        rarities_V = np.array([_rarity(frequency, len(texts)) for frequency in distinct.tolist()], np.float32)[places]
         counts_MV.data = (1 + np.log(counts_MV.data)) * rarities_V[counts_MV.indices]
         lengths_M = np.sqrt(np.asarray(counts_MV.power(2).sum(axis=1))).ravel()
         counts_MV.data /= np.repeat(np.maximum(lengths_M, 1e-12), np.diff(counts_MV.indptr)).astype(np.float32)

@@ -66,16 +66,10 @@ _HALF_ACTIVATIONS = 0.73
 from the tensors that autograd saves of a DistilBERT layer under autocast)."""
 _SECOND_TOKENIZER = 40 * MIB
 """Added by the tokenizer of a model that is loaded."""
-_NEIGHBOURS = 200
-"""Most training queries that vote for the labels of a text."""
-_DISTINCT_VOTES = 0.6
-"""Share of distinct labels among those of a query's neighbours."""
 _STORED_BYTES_PER_WORD = 6
 """Of a word of a training query in the model's folder: which query, and its weight."""
 _BYTES_PER_WORD = 40
 """Of a word of a training query while its index is made: code, place, weight, and copies of these in another order."""
-_VOTED_PAIRS = 2**9
-"""Pairs of a query and a voted label whose vectors are gathered at a time."""
 
 
 @dataclass(frozen=True)
@@ -296,14 +290,6 @@ def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
         yield tuning("training queries", sizes.num_queries, encoder.dimension, 10, setting="scoring.neighbours")
     if keeps_words(sizes, config):
         yield tuning("words of training queries", sizes.query_tokens, _BYTES_PER_WORD, setting="scoring.neighbours")
-        yield tuning("votes of neighbours", 2, _voted_pairs(sizes), searched, FLOAT, setting="scoring.neighbours")
-
-
-def _voted_pairs(sizes: Sizes) -> int:
-    """Pairs of a validation query and a label that its neighbours vote for, among those scored at a time."""
-    neighbours = min(_NEIGHBOURS, sizes.num_queries)
-    voted = _DISTINCT_VOTES * neighbours * sizes.num_pairs / max(1, sizes.num_queries)
-    return min(_VOTED_PAIRS, round(sizes.num_validation * min(voted, sizes.num_labels)))
 
 
 def keeps_vectors(sizes: Sizes, config: Config) -> bool:
