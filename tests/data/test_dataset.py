@@ -105,3 +105,29 @@ def test_carve_validation_limits() -> None:
             data.carve_validation(fraction)
     with pytest.raises(DataError, match="too few"):
         dataset(1).carve_validation(0.5)
+
+
+def test_labels_without_a_training_query_are_filter_pairs_of_validation() -> None:
+    rare, common = np.eye(1000), np.ones((1000, 2))
+    relevance = csr_matrix(np.hstack([common, rare]))
+    whole = dataset(1000)
+    texts, uids = whole.train.texts, whole.train.uids
+    labels = [f"l{label}" for label in range(1002)]
+    own = csr_matrix(([1.0], ([0], [1001])), shape=relevance.shape)
+    data = replace(whole, label_ids=labels, label_texts=labels, train=Split(texts, uids, relevance, own), test=None)
+    train, validation = data.carve_validation(0.2)
+    assert train.relevance.sum() == 3 * len(train)
+    assert (validation.relevance.toarray() == [1.0, 1.0] + [0.0] * 1000).all()
+    rows = [uids.index(uid) for uid in validation.uids]
+    expected = np.hstack([np.zeros((len(rows), 2)), rare[rows]]) + own[rows].toarray()
+    np.testing.assert_array_equal(validation.filtered.toarray() > 0, expected > 0)
+
+
+def test_validation_stays_as_it_is_where_most_labels_are_new() -> None:
+    whole = dataset(1000)
+    labels = [f"l{label}" for label in range(1000)]
+    split = Split(whole.train.texts, whole.train.uids, csr_matrix(np.eye(1000)))
+    data = replace(whole, label_ids=labels, label_texts=labels, train=split, test=None)
+    validation = data.carve_validation(0.2)[1]
+    assert validation.relevance.nnz == len(validation)
+    assert validation.filtered is None

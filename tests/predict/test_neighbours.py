@@ -11,8 +11,9 @@ from dexter import Predictor
 from dexter.errors import ModelError, UsageError
 from dexter.index.clustered import ClusteredIndex
 from dexter.index.exact import ExactIndex, search
-from dexter.model.lexical import LexicalIndex
+from dexter.model.lexical import LexicalIndex, split_words
 from dexter.model.training_queries import TRAINING_QUERIES_FILE, TrainingQueries
+from dexter.model.word_weights import WordWeights
 from dexter.predict.neighbours import (
     DEFAULT_LEXICAL_VOTES,
     DEFAULT_VOTES,
@@ -23,7 +24,7 @@ from dexter.predict.neighbours import (
     count_votes_on_one,
     vote_weights,
 )
-from dexter.predict.rank import RankingChoice
+from dexter.predict.rank import RankingChoice, find_voters, vote_parts
 from dexter.types import TopK
 
 
@@ -255,7 +256,59 @@ def test_votes_by_words_are_added_to_the_others(by_words, world):
     assert (found.ids != without.ids[:, :5]).any()
 
 
-def test_votes_by_words_follow_label_changes_and_filters(by_words, world):
+@pytest.fixture
+def weighing_words(by_words):
+    """The same with weights of words for labels."""
+    table = np.random.default_rng(1).normal(size=2**12).astype(np.float16)
+    weights = WordWeights(table, np.arange(len(by_words.model.labels.ids)))
+    model = by_words.model
+    model = replace(model, training_queries=replace(model.training_queries, word_weights=weights))
+    return Predictor(model, replace(by_words.choice, word_weight=6.0))
+
+
+def test_words_count_for_the_labels_that_neighbours_vote_for(by_words, weighing_words, world):
+    texts, num_labels = [*world.test.texts[:20], "zzz", ""], len(world.label_ids)
+    model, choice = weighing_words.model, weighing_words.choice
+    before = by_words.top(texts, num_labels)
+    expected = np.empty(before.ids.shape)
+    np.put_along_axis(expected, before.ids, before.scores, axis=1)
+    voters = find_voters(model, texts, model.encode_queries(texts), choice)
+    votes = vote_parts(by_words.model, voters, by_words.choice)
+    voted = (votes["neighbours"] + votes["neighbours by words"]).toarray() > 0
+    kept = model.training_queries
+    for row, text in enumerate(texts):
+        words = kept.lexical.weigh(split_words(text))
+        for label in np.flatnonzero(voted[row]):
+            gain = kept.word_weights.gains([words], np.array([0, 1]), np.array([label]))[0]
+            expected[row, label] += 6.0 * model.head.temperature * gain
+    found = weighing_words.top(texts, 5)
+    np.testing.assert_allclose(found.scores, -np.sort(-expected, axis=1)[:, :5], atol=1e-5)
+    assert (found.ids != before.ids[:, :5]).any()
+    for row, text in enumerate(texts):
+        alone = weighing_words.top([text], 5)
+        np.testing.assert_allclose(alone.scores[0], found.scores[row], atol=1e-5)
+        explained = weighing_words.explain_labels(text, [world.label_ids[label] for label in alone.ids[0]])
+        for score, each in zip(alone.scores[0], explained, strict=True):
+            assert sum(each.parts.values()) == pytest.approx(score, abs=1e-5)
+    assert "words of the text" in explained[0].parts
+
+
+def test_weights_of_words_are_stored_with_the_training_queries(weighing_words, tmp_path):
+    kept = weighing_words.model.training_queries
+    kept.save(tmp_path)
+    dimension = kept.index.vectors_LD.shape[1]
+    again = TrainingQueries.load(tmp_path, num_labels=kept.num_labels, dimension=dimension, device="cpu")
+    np.testing.assert_array_equal(again.word_weights.table, kept.word_weights.table)
+    arrays = load_file(tmp_path / TRAINING_QUERIES_FILE)
+    arrays["label_numbers"] = arrays["label_numbers"][:-1].clone()
+    save_file(arrays, tmp_path / TRAINING_QUERIES_FILE)
+    with pytest.raises(ModelError, match="weights of words for other labels"):
+        TrainingQueries.load(tmp_path, num_labels=kept.num_labels, dimension=dimension, device="cpu")
+
+
+@pytest.mark.parametrize("voting", ["by_words", "weighing_words"])
+def test_votes_by_words_follow_label_changes_and_filters(voting, request, world):
+    by_words = request.getfixturevalue(voting)
     text = [world.test.texts[3]]
     before = [(p.id, p.score) for p in by_words.predict(text, k=40)[0]]
     filtered = [(p.id, p.score) for p in by_words.predict(text, k=40, exclude=["L0", before[0][0]])[0]]

@@ -175,6 +175,37 @@ def test_words_are_kept_only_where_their_votes_pay(trained, world):
         assert (scoring.choice.lexical_votes is not None) == pays
 
 
+def test_words_are_weighed_for_labels_only_where_that_pays(trained, world):
+    train, validation = splits(trained, world)
+    model = Predictor.load(trained).model
+    kept = model.training_queries
+    for texts in (train.texts, ["zzz"] * len(train)):
+        trial = Trial(
+            replace(model, training_queries=replace(kept, lexical=LexicalIndex.of(texts))),
+            train,
+            validation,
+            metric="nDCG@5",
+        )
+        start = replace(AS_TRAINED, votes=DEFAULT_VOTES, lexical_votes=DEFAULT_LEXICAL_VOTES)
+        trial.learn_words(start)
+        learned = trial.model.training_queries
+        assert learned.word_weights.table.any()
+        best = trial.add_word_weights(start)
+        assert best.word_weight > 0
+        # What is remembered for other weights of the same votes is what a new trial computes.
+        again = Trial(replace(model, training_queries=learned), train, validation, metric="nDCG@5")
+        again.add_word_weights(start)
+        assert again.metrics(best) == trial.metrics(best)
+        for choice in (start, best):
+            left = drop_unused(learned, choice).word_weights
+            assert (left is None) == (choice.word_weight == 0)
+    assert drop_unused(learned, None).word_weights is None
+    plain = Trial(model, train, validation, metric="nDCG@5")
+    plain.learn_words(replace(start, lexical_votes=None))
+    assert plain.model.training_queries.word_weights is None
+    assert plain.add_word_weights(AS_TRAINED) == AS_TRAINED
+
+
 @pytest.mark.parametrize("maximum", [1000, 50, 1])
 def test_of_many_training_queries_only_the_words_are_kept(trained, world, maximum):
     config = load_config(trained / "config.toml", {"scoring.neighbours": maximum})

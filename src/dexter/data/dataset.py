@@ -136,7 +136,9 @@ class Dataset:
     ) -> tuple[Split, Split]:
         """Split the training queries in (train, validation) by a seeded hash of their uids; the test split is not read.
 
-        The choice depends on the uid and the seed alone, so that it survives reordering and added rows.
+        The choice depends on the uid and the seed alone, so that it survives reordering and added rows. Labels whose
+        last training query is taken away by this count neither as right nor as wrong for the queries that have them:
+        they become filter pairs, unless that would be most pairs.
         """
         if not 0.0 < fraction < 1.0:
             raise DataError(f"a validation fraction must lie between 0 and 1, got {fraction}")
@@ -150,7 +152,22 @@ class Dataset:
                 f"{len(self.train)} training queries are too few to hold out {fraction:.0%} for validation: add data, "
                 "raise validation.fraction, or set it to 0 to train without validation"
             )
-        return self.train.select(rest), self.train.select(chosen)
+        train, validation = self.train.select(rest), self.train.select(chosen)
+        return train, _filter_untrained(validation, train)
+
+
+def _filter_untrained(validation: Split, train: Split) -> Split:
+    """Return the split with pairs whose label no training query has as filter pairs; as it is if these are most."""
+    is_trained = np.bincount(train.relevance.indices, minlength=train.num_labels) > 0
+    untrained, trained = validation.relevance.copy(), validation.relevance.copy()
+    trained.data *= is_trained[trained.indices]
+    untrained.data *= ~is_trained[untrained.indices]
+    for pairs in (untrained, trained):
+        pairs.eliminate_zeros()
+    if not untrained.nnz or untrained.nnz > trained.nnz:
+        return validation
+    filtered = untrained if validation.filtered is None else (validation.filtered + untrained).tocsr()
+    return replace(validation, relevance=trained, filtered=filtered)
 
 
 def hold_out_test(

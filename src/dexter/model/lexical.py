@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -30,6 +30,9 @@ from numpy.typing import NDArray
 from dexter.index.prefix import largest_scores
 from dexter.tensor_files import row_starts
 from dexter.types import TopK
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 _WORD = re.compile(r"\w+")
 _MAX_CHARACTERS = 2_000
@@ -103,18 +106,38 @@ class LexicalIndex:
             found.scores[row, : len(best)] = values[best]
         return found
 
-    def _cosines(self, words: Sequence[str]) -> NDArray[np.float32]:
-        """Return the cosine of a text with every training query [M], from the words that fit the budget of postings."""
-        cosines_M = np.zeros(self.num_queries, np.float32)
+    def weigh(self, words: Sequence[str]) -> TextWords:
+        """Return the words of a text that training queries have, and their TF-IDF weights, of length one."""
+        known = self._known(words)
+        if not known:
+            return TextWords(np.empty(0, np.uint64), np.empty(0, np.float32))
+        _, _, weights, found = zip(*known, strict=True)
+        codes = np.array([word.code for word in found], np.uint64)
+        return TextWords(codes, np.array(weights, np.float32) / np.float32(math.hypot(*weights)))
+
+    def weights_by_query(self) -> csr_matrix:
+        """Return the TF-IDF weights of the training queries, queries x words."""
+        from scipy.sparse import csr_matrix
+
+        shape = len(self.words), self.num_queries
+        return csr_matrix(csr_matrix((self.weights.astype(np.float32), self.queries, self.starts_V), shape=shape).T)
+
+    def _known(self, words: Sequence[str]) -> list[tuple[int, int, float, _Word]]:
+        """Return number and start of the postings and weight of each word of a text that has any, rarest first."""
         # A text has few words: plain numbers are faster than arrays.
         look_up, counts = self._postings.__getitem__, Counter(words)
-        known = sorted(
+        return sorted(
             [
                 (word.length, word.start, (1.0 + math.log(count)) * word.rarity if count > 1 else word.rarity, word)
                 for word, count in zip(map(look_up, counts), counts.values(), strict=True)
                 if word.length
             ]
         )
+
+    def _cosines(self, words: Sequence[str]) -> NDArray[np.float32]:
+        """Return the cosine of a text with every training query [M], from the words that fit the budget of postings."""
+        cosines_M = np.zeros(self.num_queries, np.float32)
+        known = self._known(words)
         if not known:
             return cosines_M
         lengths, _, weights, found = zip(*known, strict=True)
@@ -149,6 +172,15 @@ class LexicalIndex:
         if weights.dtype.kind != "f" or words.dtype != np.int64 or (np.diff(words) <= 0).any():
             raise ValueError("weights that are no fractions, or words out of order")
         return cls(words, starts_V, queries, weights, num_queries)
+
+
+class TextWords(NamedTuple):
+    """The words of a text that training queries have."""
+
+    codes: NDArray[np.uint64]
+    """Their CRC-32."""
+    weights: NDArray[np.float32]
+    """Their TF-IDF weights, of length one."""
 
 
 class LabelWords:
@@ -204,6 +236,8 @@ class _Word(NamedTuple):
     """Where its postings begin."""
     rarity: float
     """Its weight in a text where it occurs once."""
+    code: int
+    """Its CRC-32."""
     postings: NDArray[np.float32]
     """The bits of the training query and the weight of each posting."""
 
@@ -224,7 +258,7 @@ class _Postings(dict[str, _Word]):
         start, end = 0, 0
         if row < len(self._words) and self._words[row] == code:
             start, end = self._starts[row], self._starts[row + 1]
-        found = _Word(end - start, start, _rarity(end - start, self._num_queries), self._pairs(start, end))
+        found = _Word(end - start, start, _rarity(end - start, self._num_queries), code, self._pairs(start, end))
         if len(word) <= _REMEMBERED_CHARACTERS:
             if len(self) >= _REMEMBERED_WORDS:
                 self.clear()

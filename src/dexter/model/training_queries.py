@@ -22,6 +22,7 @@ from dexter.errors import ModelError
 from dexter.index import ExactIndex, search
 from dexter.index.clustered import ClusteredIndex
 from dexter.model.lexical import LexicalIndex
+from dexter.model.word_weights import WordWeights
 from dexter.tensor_files import read_tensors, release, row_starts, write_tensors
 from dexter.types import TopK
 
@@ -72,6 +73,8 @@ class TrainingQueries:
     texts: PackedTexts
     lexical: LexicalIndex | None = None
     """Their words, where validation found that the queries nearest by words should vote too."""
+    word_weights: WordWeights | None = None
+    """What words say for labels, where validation found that this helps."""
 
     @classmethod
     def of(
@@ -115,12 +118,20 @@ class TrainingQueries:
         rows = places_L[self.label_rows]
         kept_before = np.concatenate([[0], np.cumsum(rows >= 0)])
         return replace(
-            self, label_starts=kept_before[self.label_starts], label_rows=rows[rows >= 0], num_labels=len(labels)
+            self,
+            label_starts=kept_before[self.label_starts],
+            label_rows=rows[rows >= 0],
+            num_labels=len(labels),
+            word_weights=self.word_weights and self.word_weights.select_labels(labels),
         )
 
     def append_labels(self, num_new: int) -> TrainingQueries:
         """Return the queries with columns for more labels, which none of them has."""
-        return replace(self, num_labels=self.num_labels + num_new)
+        return replace(
+            self,
+            num_labels=self.num_labels + num_new,
+            word_weights=self.word_weights and self.word_weights.append_labels(num_new),
+        )
 
     def nearest(self, representations_ND: NDArray[np.float32], k: int, *, label: int | None = None) -> TopK:
         """Find the k most similar training queries of each text and their cosines; only those with `label` if given."""
@@ -176,6 +187,8 @@ class TrainingQueries:
         }
         if self.lexical is not None:
             arrays |= self.lexical.to_arrays()
+        if self.word_weights is not None:
+            arrays |= self.word_weights.to_arrays()
         clusters = self._clusters()
         if clusters is not None:
             arrays |= clusters.to_arrays()
@@ -198,6 +211,7 @@ class TrainingQueries:
                 PackedTexts(arrays["texts"], arrays["text_ends"]),
             )
             lexical = LexicalIndex.from_arrays(arrays, num_queries) if "words" in arrays else None
+            spoken = WordWeights.from_arrays(arrays, num_labels) if lexical and "label_numbers" in arrays else None
             clusters = ClusteredIndex.from_arrays(arrays) if "cluster_vectors" in arrays else None
         except (KeyError, ValueError) as error:
             raise ModelError(
@@ -220,4 +234,5 @@ class TrainingQueries:
             uids=uids,
             texts=texts,
             lexical=lexical,
+            word_weights=spoken,
         )

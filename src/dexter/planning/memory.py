@@ -21,6 +21,7 @@ from dexter.batches.mining import shortlist_length
 from dexter.config import KEPT_BY_WORDS, Config
 from dexter.index import exact as search
 from dexter.losses.streaming import Streaming, plan_tiles
+from dexter.model.word_weights import MAX_WEIGHTS
 from dexter.planning.sizes import (
     Sizes,
     batch_size,
@@ -70,6 +71,8 @@ _STORED_BYTES_PER_WORD = 6
 """Of a word of a training query in the model's folder: which query, and its weight."""
 _BYTES_PER_WORD = 40
 """Of a word of a training query while its index is made: code, place, weight, and copies of these in another order."""
+_LABELS_TOLD_APART = 13
+"""Of a training query, by its words: its own, and ten others."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +291,7 @@ def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
     yield tuning("vectors to tune with", 2, labels, searched, FLOAT, setting="head.projection")
     if keeps_vectors(sizes, config):
         yield tuning("training queries", sizes.num_queries, encoder.dimension, 10, setting="scoring.neighbours")
+        yield tuning("weights of words", num_word_weights(sizes), 2, FLOAT, setting="scoring.neighbours")
     if keeps_words(sizes, config):
         yield tuning("words of training queries", sizes.query_tokens, _BYTES_PER_WORD, setting="scoring.neighbours")
 
@@ -295,6 +299,11 @@ def _publish(sizes: Sizes, config: Config, world_size: int) -> Iterator[Term]:
 def keeps_vectors(sizes: Sizes, config: Config) -> bool:
     """Whether the published model keeps the vectors of its training queries."""
     return sizes.num_queries <= config.scoring.neighbours
+
+
+def num_word_weights(sizes: Sizes) -> int:
+    """Estimate the weights of words for labels: one for two words of each label, right or wrong, of a query."""
+    return min(MAX_WEIGHTS, sizes.query_tokens * _LABELS_TOLD_APART // 2)
 
 
 def keeps_words(sizes: Sizes, config: Config) -> bool:
@@ -366,7 +375,8 @@ def estimate_disk(sizes: Sizes, config: Config) -> tuple[Term, ...]:
     if keeps_words(sizes, config):
         characters = min(_KEPT_CHARACTERS, round(sizes.characters_per_query))
         kept = sizes.num_queries * (characters + 24) + 4 * sizes.num_pairs + _STORED_BYTES_PER_WORD * sizes.query_tokens
-        kept += 2 * sizes.num_queries * encoder.dimension if keeps_vectors(sizes, config) else 0
+        if keeps_vectors(sizes, config):
+            kept += 2 * (sizes.num_queries * encoder.dimension + num_word_weights(sizes))
     factors = (KEPT_CHECKPOINTS, checkpoint_bytes(sizes, config))
     terms = (
         _product("checkpoints", *factors, setting="encoder.words, head.projection", phase="step"),

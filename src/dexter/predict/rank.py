@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dexter.errors import UsageError
 from dexter.index import Index, search
-from dexter.model.lexical import LabelWords, split_words
+from dexter.model.lexical import LabelWords, TextWords, split_words
 from dexter.model.model import Model
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.neighbours import (
@@ -55,6 +55,9 @@ class RankingChoice:
     """How the training queries vote that are nearest by their vectors; None: they do not."""
     lexical_votes: VoteSettings | None = None
     """How the training queries vote that are nearest by their words; None: they do not."""
+    word_weight: float = 0.0
+    """What the words of a text add at most to the score of a label that a neighbour votes for, in units of the model's
+    temperature (`dexter.model.word_weights`)."""
     examples: bool = True
     """Whether texts that were labelled after training vote, where there are any."""
     windows: WindowPooling = "first"
@@ -90,6 +93,8 @@ class Voters(NamedTuple):
     """The same of the examples."""
     words: Sequence[Sequence[str]] | None = None
     """The words of each text, which speak for new labels that have them; None where there are no new labels."""
+    weighed_words: Sequence[TextWords] | None = None
+    """The words of each text with their weights, which count for the labels of the neighbours; None: they do not."""
 
     def weigh(self, model: Model, choice: RankingChoice) -> Iterator[WeighedVotes]:
         """Yield the votes of each kind."""
@@ -116,11 +121,15 @@ def find_voters(
     votes, lexical = choice.votes, choice.lexical_votes
     examples, new_words = model.examples if choice.examples else None, _new_words(model)
     words = [] if lexical is None and new_words is None else [split_words(text) for text in texts]
+    weighed = None
+    if choice.word_weight and lexical is not None and kept_queries(model).word_weights is not None:
+        weighed = [lexical_index(model).weigh(each) for each in words]
     return Voters(
         None if votes is None else kept_queries(model).nearest(representations_ND, votes.neighbours),
         None if lexical is None else lexical_index(model).nearest(texts, lexical.neighbours, words=words),
         None if examples is None else examples.nearest(representations_ND, EXAMPLE_VOTES.neighbours),
         None if new_words is None else words,
+        weighed,
     )
 
 
@@ -148,10 +157,40 @@ def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str,
     parts = {
         votes.kind: count_votes(votes.voters, votes.rows_NK, votes.weights_NK) for votes in voters.weigh(model, choice)
     }
+    if _words_speak(voters, choice):
+        of_neighbours = [votes for kind, votes in parts.items() if kind != "examples"]
+        parts["words of the text"] = _weigh_words(
+            model, voters, choice, sum(of_neighbours[1:], of_neighbours[0].copy())
+        )
     labels = _new_words(model)
     if labels is not None and voters.words is not None:
         parts["words of the label"] = _word_votes(model, voters.words, labels, choice)
     return parts
+
+
+def _words_speak(voters: Voters, choice: RankingChoice) -> bool:
+    """Whether the words of texts speak for the labels of their neighbours."""
+    return bool(choice.word_weight) and voters.weighed_words is not None
+
+
+def _weigh_words(model: Model, voters: Voters, choice: RankingChoice, votes: csr_matrix) -> csr_matrix:
+    """Return what the words of texts add to the scores of the labels that their neighbours vote for, texts x labels."""
+    from scipy.sparse import csr_matrix
+
+    votes.eliminate_zeros()
+    gains = _word_gains(model, voters, choice, votes.indptr, votes.indices)
+    return csr_matrix((gains, votes.indices, votes.indptr), shape=votes.shape)
+
+
+def _word_gains(
+    model: Model, voters: Voters, choice: RankingChoice, starts: NDArray[np.integer], labels: NDArray[np.integer]
+) -> NDArray[np.float32]:
+    """Return what the words of texts add to the scores of some labels of each (see `WordWeights.gains`)."""
+    weights = kept_queries(model).word_weights
+    assert weights is not None
+    assert voters.weighed_words is not None
+    scale = np.float32(choice.word_weight * model.head.temperature)
+    return scale * weights.gains(voters.weighed_words, starts, labels)
 
 
 def _word_votes(model: Model, words: Sequence[Sequence[str]], labels: LabelWords, choice: RankingChoice) -> csr_matrix:
@@ -177,6 +216,10 @@ def votes_on_one(model: Model, voters: Voters, choice: RankingChoice) -> LabelVo
         for same in (both, weighed[len(both) :])
         if same
     ]
+    if both and _words_speak(voters, choice):
+        voted, gains = parts[0]
+        spoken = _word_gains(model, voters, choice, np.array([0, len(voted)]), voted)
+        parts[0] = LabelVotes(voted, gains + spoken)
     labels = _new_words(model)
     if labels is not None and voters.words is not None:
         parts.append(word_gains(voters.words[0], labels, _word_weight(model, choice)))

@@ -50,7 +50,9 @@ class Scoring:
         )
         return (
             f"validation {self.metric} {before:.2f} as trained, {after:.2f} with head {self.choice.head}, "
-            f"{votes or 'no neighbours'}, dial {self.choice.dial:g}"
+            f"{votes or 'no neighbours'}, "
+            f"{f'words for their labels at weight {self.choice.word_weight:g}, ' if self.choice.word_weight else ''}"
+            f"dial {self.choice.dial:g}"
             f"{'' if self.choice.windows == 'first' else f', the {self.choice.windows} of the windows of long texts'}"
         )
 
@@ -91,7 +93,7 @@ def choose_ranking(
     if neighbours is False or (neighbours is None and model.training_queries is None):
         # Where tuning let none vote, that is what is asked for; examples vote as they do by default.
         examples = neighbours is None or not choice.uses_neighbours
-        choice = replace(choice, votes=None, lexical_votes=None, examples=examples)
+        choice = replace(choice, votes=None, lexical_votes=None, word_weight=0.0, examples=examples)
     elif neighbours and not choice.uses_neighbours:
         by_words = model.training_queries is not None and model.training_queries.index is None
         if by_words:

@@ -542,7 +542,10 @@ class Trainer:
                 tokens=self.validation_tokens,
                 found=self.validation_found if self.unpublished is not None else None,
             )
-            scoring = choose_scoring(trial)
+            scoring = choose_scoring(trial, learn=True)
+            learned = trial.model.training_queries
+            if kept is not None and learned is not None:
+                model = replace(model, training_queries=replace(kept, word_weights=learned.word_weights))
             queries_QD = model.encode_tokens(self.query_tokens.spaced(NUM_GENERATOR_QUERIES), side="query")
             generator = fit_generator(trial, choose_ranking(model, scoring), queries_QD)
             model = replace(model, generator=generator)

@@ -1,4 +1,5 @@
-"""Choose on validation how a trained model ranks: its head, its dial, the votes of neighbours; and fit probabilities.
+"""Choose on validation how a trained model ranks: its head, its dial, the votes of neighbours and what words add to
+them; and fit probabilities.
 
 One setting is searched after another, from good starting values. A choice replaces the model as trained only if it is
 better by more than 1.5 standard errors of the difference: on few queries the best of many settings is mostly luck.
@@ -26,10 +27,11 @@ from dexter.data.tokens import Tokens
 from dexter.errors import UsageError
 from dexter.index import ExactIndex
 from dexter.metrics import PROPENSITY, Ratio, inverse_propensity, per_query
-from dexter.model.lexical import LexicalIndex
+from dexter.model.lexical import LexicalIndex, TextWords, split_words
 from dexter.model.model import Model
 from dexter.model.published import fingerprint
 from dexter.model.training_queries import TrainingQueries
+from dexter.model.word_weights import WordWeights
 from dexter.predict.calibration import FITTED_PLACES, calibrate
 from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES
 from dexter.predict.rank import RankingChoice, WindowPooling, find_voters, rank
@@ -37,6 +39,7 @@ from dexter.predict.scoring import Scoring, write_tuned
 from dexter.predict.windows import encode_texts, rank_texts
 from dexter.progress import track
 from dexter.training.run import check_data, make_splits, read_run
+from dexter.training.words import choose_pairs, learn_word_weights
 from dexter.types import HeadName, TopK
 
 log = logging.getLogger("dexter")
@@ -52,6 +55,7 @@ _VOTE_GRID: Sequence[tuple[str, Sequence[Any]]] = (
 _LEXICAL_WEIGHTS = WEIGHTS[:-1]
 _LEXICAL_VOTERS = ((10, 0.05), (20, 0.1), (50, 0.2))
 """Neighbours by words and their temperatures: the flatter the votes, the more of them."""
+_WORD_WEIGHTS = WEIGHTS
 _POOLINGS: tuple[WindowPooling, ...] = ("mean", "max")
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _SEARCHED_PLACES = 10
@@ -83,18 +87,21 @@ def keep_training_queries(model: Model, train: Split, tokens: Tokens, config: Co
 
 
 def drop_unused(kept: TrainingQueries | None, choice: RankingChoice | None) -> TrainingQueries | None:
-    """Return the training queries without their words where these do not vote; None where nothing is left."""
-    if kept is None or (choice is not None and choice.lexical_votes is not None):
-        return kept
-    return None if kept.index is None else replace(kept, lexical=None)
+    """Return the training queries without what does not vote: words, and their weights; None where nothing is left."""
+    if kept is None:
+        return None
+    if choice is None or choice.lexical_votes is None:
+        return None if kept.index is None else replace(kept, lexical=None, word_weights=None)
+    return kept if choice.word_weight or kept.word_weights is None else replace(kept, word_weights=None)
 
 
-def choose_scoring(trial: Trial, *, dials: Sequence[float] = ()) -> Scoring:
+def choose_scoring(trial: Trial, *, dials: Sequence[float] = (), learn: bool = False) -> Scoring:
     """Choose the ranking of a model on validation queries, and fit its probabilities.
 
     Args:
         trial: ranks the validation queries by the model, with its training queries where it keeps them.
         dials: values of the dial to try besides the model's own.
+        learn: whether to learn what words say for labels; the trial's model has these weights then.
     """
     model, validation = trial.model, trial.split
     as_trained = RankingChoice(head=model.default_head, dial=model.default_dial)
@@ -102,6 +109,11 @@ def choose_scoring(trial: Trial, *, dials: Sequence[float] = ()) -> Scoring:
     if not trial.is_significant(as_trained, best):
         best = as_trained
     by_words = trial.add_lexical_votes(best)
+    if trial.is_significant(best, by_words):
+        best = by_words
+    if learn:
+        trial.learn_words(best)
+    by_words = trial.add_word_weights(best)
     if trial.is_significant(best, by_words):
         best = by_words
     best = trial.choose_windows(best)
@@ -147,6 +159,7 @@ class Trial:
     ) -> None:
         kept = model.training_queries and model.training_queries.searched_exactly()
         self.model, self.split, self.metric = replace(model, training_queries=kept), validation, metric
+        self.train = train
         self.cut_off = int(metric.partition("@")[2])
         self.tokens = model.encoder.tokenize(validation.texts, side="query") if tokens is None else tokens
         self.representations_ND = model.encode_tokens(self.tokens, side="query")
@@ -195,6 +208,42 @@ class Trial:
         votes = start.lexical_votes or DEFAULT_LEXICAL_VOTES
         weighed = (replace(votes, weight=weight) for weight in _LEXICAL_WEIGHTS)
         return self._climb(start, [replace(start, lexical_votes=votes) for votes in weighed])
+
+    def learn_words(self, choice: RankingChoice) -> None:
+        """Learn from the training queries what words say for labels, where the nearest by vectors and by words vote."""
+        kept = self.model.training_queries
+        if kept is None or kept.lexical is None or kept.index is None or choice.lexical_votes is None:
+            return
+        directions_MD = kept.index.vectors_LD
+        filtered = self.train.filtered
+        pairs = choose_pairs(
+            directions_MD,
+            self.model.search_vectors(directions_MD, head=choice.head, dial=choice.dial),
+            self._labels_of(choice).vectors_LD,
+            kept.relevance,
+            None if filtered is None else filtered[: len(kept)],
+        )
+        codes_V = kept.lexical.words.astype(np.uint64)
+        weights = learn_word_weights(kept.lexical.weights_by_query(), codes_V, pairs, kept.num_labels)
+        self.model = replace(self.model, training_queries=replace(kept, word_weights=weights))
+
+    def add_word_weights(self, start: RankingChoice) -> RankingChoice:
+        """Let the words of a text count for the labels of its neighbours too, if that was learned; weigh votes anew."""
+        kept = self.model.training_queries
+        if kept is None or kept.lexical is None or kept.word_weights is None or start.lexical_votes is None:
+            return start
+        weighed = [kept.lexical.weigh(split_words(text)) for text in self.split.texts]
+        self.voters = self.voters._replace(weighed_words=weighed)
+        repeated = _RepeatedGains(kept.word_weights.table, kept.word_weights.numbers_L)
+        self.model = replace(self.model, training_queries=replace(kept, word_weights=repeated))
+        best = self._weigh_words(replace(start, word_weight=_WORD_WEIGHTS[3]))
+        if best.votes is not None:
+            votes = best.votes
+            best = self._climb(best, [replace(best, votes=replace(votes, weight=weight)) for weight in WEIGHTS])
+        return self._weigh_words(self._weigh_lexical(best))
+
+    def _weigh_words(self, start: RankingChoice) -> RankingChoice:
+        return self._climb(start, [replace(start, word_weight=weight) for weight in _WORD_WEIGHTS])
 
     def _climb(self, best: RankingChoice, choices: Sequence[RankingChoice]) -> RankingChoice:
         """Return the best of choices that differ in one setting, in its order: from `best` on until they get worse."""
@@ -309,6 +358,22 @@ class _RepeatedSearch(ExactIndex):
             self.found.append(super().search(queries_ND, most, exclude=exclude, ceiling=ceiling))
         places = slice(max(k, _SEARCHED_PLACES))
         return TopK(self.found[0].ids[:, places], self.found[0].scores[:, places])
+
+
+class _RepeatedGains(WordWeights):
+    """What words say for labels of texts that are always the same: computed once for the labels that are voted for."""
+
+    _last: tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.float32]] | None = None
+
+    def gains(
+        self, words: Sequence[TextWords], starts: NDArray[np.integer], labels: NDArray[np.integer]
+    ) -> NDArray[np.float32]:
+        """Return the gains computed last if they were for the same labels."""
+        last = self._last
+        if last is None or not (np.array_equal(last[0], starts) and np.array_equal(last[1], labels)):
+            last = starts.copy(), labels.copy(), super().gains(words, starts, labels)
+            object.__setattr__(self, "_last", last)
+        return last[2]
 
 
 def tune(run: str | Path, data: Dataset | str | Path, *, metric: str | None = None) -> Scoring:
