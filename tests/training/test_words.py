@@ -22,9 +22,9 @@ def test_pairs_are_the_right_labels_and_the_best_wrong_ones_of_a_group(monkeypat
     directions, labels, relevance = random_world()
     monkeypatch.setattr(words, "_WRONG", most)
     exclude = csr_matrix(([1.0, 1.0], ([0, 5], [2, 7])), shape=relevance.shape)
-    pairs = choose_pairs(directions, directions, labels, relevance, exclude)  # fewer queries than a group has
+    pairs = choose_pairs(directions, np.negative, labels, relevance, exclude)  # fewer queries than a group has
     right = relevance.toarray() > 0
-    scores = np.where(right | (exclude.toarray() > 0), -np.inf, directions @ labels.T)
+    scores = np.where(right | (exclude.toarray() > 0), -np.inf, -directions @ labels.T)
     scores[:, ~right.any(axis=0)] = -np.inf  # labels of no query of the group
     for query in range(len(directions)):
         part = slice(*pairs.starts_M[query : query + 2])
@@ -44,7 +44,7 @@ def test_groups_hold_every_query_once(monkeypatch):
 
 def test_queries_without_labels_have_no_pairs():
     directions, labels, relevance = random_world()
-    pairs = choose_pairs(directions, directions, labels, csr_matrix(relevance.shape, dtype=np.float32))
+    pairs = choose_pairs(directions, np.negative, labels, csr_matrix(relevance.shape, dtype=np.float32))
     assert len(pairs.labels_P) == 0
     assert (pairs.starts_M == 0).all()
 

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -214,11 +214,10 @@ class Trial:
         kept = self.model.training_queries
         if kept is None or kept.lexical is None or kept.index is None or choice.lexical_votes is None:
             return
-        directions_MD = kept.index.vectors_LD
         filtered = self.train.filtered
         pairs = choose_pairs(
-            directions_MD,
-            self.model.search_vectors(directions_MD, head=choice.head, dial=choice.dial),
+            kept.index.vectors_LD,
+            partial(self.model.search_vectors, head=choice.head, dial=choice.dial),
             self._labels_of(choice).vectors_LD,
             kept.relevance,
             None if filtered is None else filtered[: len(kept)],

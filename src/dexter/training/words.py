@@ -10,7 +10,7 @@ W words of pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class Pairs(NamedTuple):
 
 def choose_pairs(
     directions_MD: NDArray[np.float32],
-    queries_MD: NDArray[np.float32],
+    to_search: Callable[[NDArray[np.float32]], NDArray[np.float32]],
     labels_LD: NDArray[np.float32],
     relevance: csr_matrix,
     exclude: csr_matrix | None = None,
@@ -58,7 +58,7 @@ def choose_pairs(
 
     Args:
         directions_MD: vectors by which queries are near each other.
-        queries_MD: the queries, as labels are searched with.
+        to_search: makes of some of them the vectors that labels are searched with.
         labels_LD: the vectors of the labels.
         relevance: queries x labels.
         exclude: queries x labels; pairs that are neither right nor wrong.
@@ -70,7 +70,7 @@ def choose_pairs(
     for rows in _groups(directions_MD, seed):
         unwanted = relevance[rows] if exclude is None else relevance[rows] + exclude[rows]
         labels = np.unique(relevance[rows].indices)
-        scores_BL = queries_MD[rows] @ labels_LD[labels].T
+        scores_BL = to_search(directions_MD[rows]) @ labels_LD[labels].T
         scores_BL[unwanted[:, labels].nonzero()] = -np.inf
         best_BK = np.argpartition(-scores_BL, min(_WRONG, len(labels)) - 1, axis=1)[:, :_WRONG] if len(labels) else None
         if best_BK is not None:
