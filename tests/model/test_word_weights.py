@@ -23,7 +23,11 @@ def slow_place(code, number, bits):
 
 def test_gains_are_those_of_a_loop_over_words(weights):
     index = LexicalIndex.of(TEXTS)
-    words = [index.weigh(["apple", "green", "apple", "unknown"]), index.weigh([]), index.weigh(["sea"])]
+    words = [
+        index.weigh(index.look_up(["apple", "green", "apple", "unknown"])),
+        index.weigh(index.look_up([])),
+        index.weigh(index.look_up(["sea"])),
+    ]
     assert [len(each.codes) for each in words] == [2, 0, 1]
     starts, labels = np.array([0, 2, 3, 6]), np.array([4, 1, 2, 0, 2, 3])
     expected = []
@@ -40,7 +44,7 @@ def test_the_words_of_a_text_weigh_what_they_weigh_in_the_index():
     index = LexicalIndex.of(TEXTS)
     by_query = index.weights_by_query()
     for row, text in enumerate(TEXTS):
-        codes, weights = index.weigh(text.split())
+        codes, weights = index.weigh(index.look_up(text.split()))
         assert math.isclose(float(weights @ weights), 1, rel_tol=1e-5)
         columns = np.searchsorted(index.words, codes.astype(np.int64))
         np.testing.assert_allclose(by_query[row].toarray()[0, columns], weights, rtol=1e-5)

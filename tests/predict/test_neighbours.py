@@ -277,7 +277,7 @@ def test_words_count_for_the_labels_that_neighbours_vote_for(by_words, weighing_
     voted = (votes["neighbours"] + votes["neighbours by words"]).toarray() > 0
     kept = model.training_queries
     for row, text in enumerate(texts):
-        words = kept.lexical.weigh(split_words(text))
+        words = kept.lexical.weigh(kept.lexical.look_up(split_words(text)))
         for label in np.flatnonzero(voted[row]):
             gain = kept.word_weights.gains([words], np.array([0, 1]), np.array([label]))[0]
             expected[row, label] += 6.0 * model.head.temperature * gain

@@ -64,7 +64,7 @@ def test_the_word_that_decides_is_learned(monkeypatch):
     monkeypatch.setattr(words, "_EPOCHS", 10)
     learned = learn_word_weights(index.weights_by_query(), index.words.astype(np.uint64), pairs, 3)
     assert learned.table.dtype == np.float16
-    said = [index.weigh(split_words(text)) for text in ("an apple", "a pear", "common words")]
+    said = [index.weigh(index.look_up(split_words(text))) for text in ("an apple", "a pear", "common words")]
     gains = learned.gains(said, np.array([0, 3, 6, 9]), np.tile(np.arange(3), 3)).reshape(3, 3)
     assert gains[0, 1] > 0.8 > 0.2 > gains[0, 0]
     assert gains[1, 0] > 0.8 > 0.2 > gains[1, 1]
@@ -82,7 +82,7 @@ def test_a_step_is_one_of_adagrad(monkeypatch):
     by_query, codes = index.weights_by_query(), index.words.astype(np.uint64)
     learned = learn_word_weights(by_query, codes, pairs, 2)
     for word in ("apple", "text"):
-        weighed = index.weigh([word])
+        weighed = index.weigh(index.look_up([word]))
         column = int(np.searchsorted(index.words, weighed.codes.astype(np.int64))[0])
         values = by_query[:, column].toarray().ravel().astype(np.float64)
         for label in (0, 1):

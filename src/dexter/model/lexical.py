@@ -86,17 +86,17 @@ class LexicalIndex:
         k: int,
         *,
         among: NDArray[np.int64] | None = None,
-        words: Sequence[Sequence[str]] | None = None,
+        known: Sequence[KnownWords] | None = None,
     ) -> TopK:
         """Find the k most similar training queries of each text and their cosines, only `among` some rows if given.
 
-        Where fewer share a word with the text, the places left have row 0 and cosine 0. `words` are those of the texts
-        (`split_words`), where they are known already.
+        Where fewer share a word with the text, the places left have row 0 and cosine 0. `known` is what `look_up` gives
+        for each text, where it was looked up already.
         """
         k = min(k, self.num_queries if among is None else len(among))
         found = TopK(np.zeros((len(texts), k), np.int64), np.zeros((len(texts), k), np.float32))
         for row in range(len(texts) if k else 0):
-            cosines = self._cosines(split_words(texts[row]) if words is None else words[row])
+            cosines = self._cosines(self.look_up(split_words(texts[row])) if known is None else known[row])
             values = cosines if among is None else cosines[among]
             near = largest_scores(values, k)
             positive = values[near] > 0
@@ -106,9 +106,21 @@ class LexicalIndex:
             found.scores[row, : len(best)] = values[best]
         return found
 
-    def weigh(self, words: Sequence[str]) -> TextWords:
-        """Return the words of a text that training queries have, and their TF-IDF weights, of length one."""
-        known = self._known(words)
+    def look_up(self, words: Sequence[str]) -> KnownWords:
+        """Return number and start of the postings and weight of each word that training queries have, rarest first."""
+        # A text has few words: plain numbers are faster than arrays.
+        look_up, counts = self._postings.__getitem__, Counter(words)
+        return sorted(
+            [
+                (word.length, word.start, (1.0 + math.log(count)) * word.rarity if count > 1 else word.rarity, word)
+                for word, count in zip(map(look_up, counts), counts.values(), strict=True)
+                if word.length
+            ]
+        )
+
+    @staticmethod
+    def weigh(known: KnownWords) -> TextWords:
+        """Return the words of a text that training queries have with their TF-IDF weights, of length one."""
         if not known:
             return TextWords(np.empty(0, np.uint64), np.empty(0, np.float32))
         _, _, weights, found = zip(*known, strict=True)
@@ -122,22 +134,9 @@ class LexicalIndex:
         shape = len(self.words), self.num_queries
         return csr_matrix(csr_matrix((self.weights.astype(np.float32), self.queries, self.starts_V), shape=shape).T)
 
-    def _known(self, words: Sequence[str]) -> list[tuple[int, int, float, _Word]]:
-        """Return number and start of the postings and weight of each word of a text that has any, rarest first."""
-        # A text has few words: plain numbers are faster than arrays.
-        look_up, counts = self._postings.__getitem__, Counter(words)
-        return sorted(
-            [
-                (word.length, word.start, (1.0 + math.log(count)) * word.rarity if count > 1 else word.rarity, word)
-                for word, count in zip(map(look_up, counts), counts.values(), strict=True)
-                if word.length
-            ]
-        )
-
-    def _cosines(self, words: Sequence[str]) -> NDArray[np.float32]:
+    def _cosines(self, known: KnownWords) -> NDArray[np.float32]:
         """Return the cosine of a text with every training query [M], from the words that fit the budget of postings."""
         cosines_M = np.zeros(self.num_queries, np.float32)
-        known = self._known(words)
         if not known:
             return cosines_M
         lengths, _, weights, found = zip(*known, strict=True)
@@ -172,6 +171,10 @@ class LexicalIndex:
         if weights.dtype.kind != "f" or words.dtype != np.int64 or (np.diff(words) <= 0).any():
             raise ValueError("weights that are no fractions, or words out of order")
         return cls(words, starts_V, queries, weights, num_queries)
+
+
+KnownWords = list[tuple[int, int, float, "_Word"]]
+"""The words of a text as `LexicalIndex.look_up` gives them."""
 
 
 class TextWords(NamedTuple):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dexter.errors import UsageError
 from dexter.index import Index, search
-from dexter.model.lexical import LabelWords, TextWords, split_words
+from dexter.model.lexical import LabelWords, LexicalIndex, TextWords, split_words
 from dexter.model.model import Model
 from dexter.model.training_queries import TrainingQueries
 from dexter.predict.neighbours import (
@@ -121,15 +121,14 @@ def find_voters(
     votes, lexical = choice.votes, choice.lexical_votes
     examples, new_words = model.examples if choice.examples else None, _new_words(model)
     words = [] if lexical is None and new_words is None else [split_words(text) for text in texts]
-    weighed = None
-    if choice.word_weight and lexical is not None and kept_queries(model).word_weights is not None:
-        weighed = [lexical_index(model).weigh(each) for each in words]
+    known = [] if lexical is None else [lexical_index(model).look_up(each) for each in words]
+    are_weighed = choice.word_weight and lexical is not None and kept_queries(model).word_weights is not None
     return Voters(
         None if votes is None else kept_queries(model).nearest(representations_ND, votes.neighbours),
-        None if lexical is None else lexical_index(model).nearest(texts, lexical.neighbours, words=words),
+        None if lexical is None else lexical_index(model).nearest(texts, lexical.neighbours, known=known),
         None if examples is None else examples.nearest(representations_ND, EXAMPLE_VOTES.neighbours),
         None if new_words is None else words,
-        weighed,
+        [LexicalIndex.weigh(each) for each in known] if are_weighed else None,
     )
 
 

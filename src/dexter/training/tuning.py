@@ -231,7 +231,7 @@ class Trial:
         kept = self.model.training_queries
         if kept is None or kept.lexical is None or kept.word_weights is None or start.lexical_votes is None:
             return start
-        weighed = [kept.lexical.weigh(split_words(text)) for text in self.split.texts]
+        weighed = [kept.lexical.weigh(kept.lexical.look_up(split_words(text))) for text in self.split.texts]
         self.voters = self.voters._replace(weighed_words=weighed)
         repeated = _RepeatedGains(kept.word_weights.table, kept.word_weights.numbers_L)
         self.model = replace(self.model, training_queries=replace(kept, word_weights=repeated))
