@@ -78,6 +78,7 @@ def test_baselines_have_places_to_spare_for_filter_pairs(small):
     assert {ids.shape for ids in rankings.values()} == {(5, 103)}
 
 
+@pytest.mark.timeout(900)  # a minute and a half where nothing else runs
 @pytest.mark.slow(minutes=3)
 def test_the_new_label_is_in_the_list_of_the_real_demo(tmp_path, capsys):
     demo.run_demo(tmp_path)

@@ -27,7 +27,7 @@ def test_pairs_are_the_right_labels_and_the_best_wrong_ones_of_a_group(monkeypat
     scores = np.where(right | (exclude.toarray() > 0), -np.inf, -directions @ labels.T)
     scores[:, ~right.any(axis=0)] = -np.inf  # labels of no query of the group
     for query in range(len(directions)):
-        part = slice(*pairs.starts_M[query : query + 2])
+        part = pairs.queries_P == query
         is_right = pairs.right_P[part]
         assert set(pairs.labels_P[part][is_right]) == set(np.flatnonzero(right[query]))
         best = [label for label in np.argsort(-scores[query])[:most] if scores[query, label] > -np.inf]
@@ -45,24 +45,24 @@ def test_groups_hold_every_query_once(monkeypatch):
 def test_queries_without_labels_have_no_pairs():
     directions, labels, relevance = random_world()
     pairs = choose_pairs(directions, np.negative, labels, csr_matrix(relevance.shape, dtype=np.float32))
-    assert len(pairs.labels_P) == 0
-    assert (pairs.starts_M == 0).all()
+    assert len(pairs.labels_P) == len(pairs.queries_P) == len(pairs.right_P) == 0
+    learned = learn_word_weights(csr_matrix((60, 5), dtype=np.float32), np.arange(5), pairs, 12)
+    assert not learned.table.any()
 
 
 def fruit():
     """Texts of two labels whose words differ in one word only, all of them pairs with both labels."""
     texts = [f"common words of text {number % 7} {'apple' if number % 2 else 'pear'}" for number in range(40)]
     texts[0] = "..."  # no word at all
-    labels = np.tile([0, 1], len(texts))
-    right = labels == np.repeat(np.arange(len(texts)) % 2, 2)
-    return texts, Pairs(np.arange(len(texts) + 1) * 2, labels, right)
+    queries, labels = np.tile(np.arange(len(texts)), 2), np.repeat([0, 1], len(texts))
+    return texts, Pairs(queries, labels, labels == queries % 2)
 
 
 def test_the_word_that_decides_is_learned(monkeypatch):
     texts, pairs = fruit()
     index = LexicalIndex.of(texts)
     monkeypatch.setattr(words, "_EPOCHS", 10)
-    learned = learn_word_weights(index.weights_by_query(), index.words.astype(np.uint64), pairs, 3)
+    learned = learn_word_weights(index.weights_by_query(), index.words, pairs, 3)
     assert learned.table.dtype == np.float16
     said = [index.weigh(index.look_up(split_words(text))) for text in ("an apple", "a pear", "common words")]
     gains = learned.gains(said, np.array([0, 3, 6, 9]), np.tile(np.arange(3), 3)).reshape(3, 3)
@@ -70,7 +70,7 @@ def test_the_word_that_decides_is_learned(monkeypatch):
     assert gains[1, 0] > 0.8 > 0.2 > gains[1, 1]
     assert abs(gains[2, 0] - gains[2, 1]) < 0.2
     np.testing.assert_allclose(gains[:, 2], 1 / (1 + np.exp(2)), rtol=0.2)  # a label of no pair
-    again = learn_word_weights(index.weights_by_query(), index.words.astype(np.uint64), pairs, 3)
+    again = learn_word_weights(index.weights_by_query(), index.words, pairs, 3)
     np.testing.assert_array_equal(again.table, learned.table)
 
 
@@ -78,12 +78,12 @@ def test_a_step_is_one_of_adagrad(monkeypatch):
     texts, pairs = fruit()
     index = LexicalIndex.of(texts)
     monkeypatch.setattr(words, "_EPOCHS", 1)
-    monkeypatch.setattr(words, "_STEP_QUERIES", 1000)
-    by_query, codes = index.weights_by_query(), index.words.astype(np.uint64)
+    monkeypatch.setattr(words, "_STEPS", 1)
+    by_query, codes = index.weights_by_query(), index.words
     learned = learn_word_weights(by_query, codes, pairs, 2)
     for word in ("apple", "text"):
         weighed = index.weigh(index.look_up([word]))
-        column = int(np.searchsorted(index.words, weighed.codes.astype(np.int64))[0])
+        column = int(np.searchsorted(index.words, weighed.codes)[0])
         values = by_query[:, column].toarray().ravel().astype(np.float64)
         for label in (0, 1):
             is_right = np.array([number % 2 == label for number in range(len(texts))])

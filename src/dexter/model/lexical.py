@@ -122,9 +122,9 @@ class LexicalIndex:
     def weigh(known: KnownWords) -> TextWords:
         """Return the words of a text that training queries have with their TF-IDF weights, of length one."""
         if not known:
-            return TextWords(np.empty(0, np.uint64), np.empty(0, np.float32))
+            return TextWords(np.empty(0, np.int64), np.empty(0, np.float32))
         _, _, weights, found = zip(*known, strict=True)
-        codes = np.array([word.code for word in found], np.uint64)
+        codes = np.array([word.code for word in found], np.int64)
         return TextWords(codes, np.array(weights, np.float32) / np.float32(math.hypot(*weights)))
 
     def weights_by_query(self) -> csr_matrix:
@@ -180,7 +180,7 @@ KnownWords = list[tuple[int, int, float, "_Word"]]
 class TextWords(NamedTuple):
     """The words of a text that training queries have."""
 
-    codes: NDArray[np.uint64]
+    codes: NDArray[np.int64]
     """Their CRC-32."""
     weights: NDArray[np.float32]
     """Their TF-IDF weights, of length one."""

@@ -211,7 +211,7 @@ class TrainingQueries:
                 PackedTexts(arrays["texts"], arrays["text_ends"]),
             )
             lexical = LexicalIndex.from_arrays(arrays, num_queries) if "words" in arrays else None
-            spoken = WordWeights.from_arrays(arrays, num_labels) if lexical and "label_numbers" in arrays else None
+            spoken = WordWeights.from_arrays(arrays, num_labels) if lexical and "word_label_ranges" in arrays else None
             clusters = ClusteredIndex.from_arrays(arrays) if "cluster_vectors" in arrays else None
         except (KeyError, ValueError) as error:
             raise ModelError(

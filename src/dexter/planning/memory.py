@@ -302,8 +302,9 @@ def keeps_vectors(sizes: Sizes, config: Config) -> bool:
 
 
 def num_word_weights(sizes: Sizes) -> int:
-    """Estimate the weights of words for labels: one for two words of each label, right or wrong, of a query."""
-    return min(MAX_WEIGHTS, sizes.query_tokens * _LABELS_TOLD_APART // 2)
+    """Estimate the weights of words for labels, as if all labels had as many (`dexter.training.words`)."""
+    words = sizes.query_tokens * _LABELS_TOLD_APART
+    return min(MAX_WEIGHTS, int(8.0 * float(sizes.num_labels) ** 0.25 * float(words) ** 0.75))
 
 
 def keeps_words(sizes: Sizes, config: Config) -> bool:

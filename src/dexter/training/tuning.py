@@ -222,8 +222,7 @@ class Trial:
             kept.relevance,
             None if filtered is None else filtered[: len(kept)],
         )
-        codes_V = kept.lexical.words.astype(np.uint64)
-        weights = learn_word_weights(kept.lexical.weights_by_query(), codes_V, pairs, kept.num_labels)
+        weights = learn_word_weights(kept.lexical.weights_by_query(), kept.lexical.words, pairs, kept.num_labels)
         self.model = replace(self.model, training_queries=replace(kept, word_weights=weights))
 
     def add_word_weights(self, start: RankingChoice) -> RankingChoice:
@@ -233,7 +232,8 @@ class Trial:
             return start
         weighed = [kept.lexical.weigh(kept.lexical.look_up(split_words(text))) for text in self.split.texts]
         self.voters = self.voters._replace(weighed_words=weighed)
-        repeated = _RepeatedGains(kept.word_weights.table, kept.word_weights.numbers_L)
+        spoken = kept.word_weights
+        repeated = _RepeatedGains(spoken.table, spoken.starts_L, spoken.sizes_L)
         self.model = replace(self.model, training_queries=replace(kept, word_weights=repeated))
         best = self._weigh_words(replace(start, word_weight=_WORD_WEIGHTS[3]))
         if best.votes is not None:

@@ -2,7 +2,8 @@
 
 1. Training queries near each other make groups: each goes to the nearest of some random ones.
 2. Of each query, its own labels and the best others that the model finds among the labels of its group are told apart.
-3. Logistic regression of whether a label is right on the words of the query, by Adagrad, for some epochs.
+3. Logistic regression of whether a label is right on the words of the query, by Adagrad, for some epochs: some labels
+   after the others, because labels share nothing and the weights of some fit a processor's cache.
 
 Shapes: M training queries, L labels, D dimensions, V words, B queries of a group, P pairs of a query and a label,
 W words of pairs.
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from dexter.index.exact import slices
-from dexter.model.word_weights import BIAS, MAX_WEIGHTS, WordWeights
+from dexter.model.word_weights import BIAS, MAX_WEIGHTS, WordWeights, places
 
-_MIN_WEIGHTS = 2**16
-"""Weights at least; else one for two words of pairs, rounded up to a power of two, up to `MAX_WEIGHTS`."""
+_WEIGHTS_PER_LABEL = (8.0, 0.75)
+"""A label whose pairs have n words has 8 n^0.75 weights: the rarer it is, the fewer of its words come again. All have
+fewer where they would have more than `MAX_WEIGHTS` together."""
 _GROUP = 256
 """Queries of a group."""
 _BLOCK = 4_096
@@ -32,15 +34,18 @@ _EPOCHS = 3
 _LEARNING_RATE = 0.3
 _EPSILON = 1e-6
 """The first of the squared gradients that Adagrad adds up."""
-_STEP_QUERIES, _STEP_WORDS = 512, 2**19
-"""Queries of a step at most, and words of their pairs, about."""
+_BLOCK_WORDS = 2**18
+"""Words of the pairs that are learned from together, about."""
+_STEPS = 32
+"""Steps of an epoch at least."""
+_STEP_PAIRS = 256
+"""Pairs of a step at most: a frequent label has all of them."""
 
 
 class Pairs(NamedTuple):
-    """Pairs of a training query and a label, in order of query."""
+    """Pairs of a training query and a label, in order of label."""
 
-    starts_M: NDArray[np.int64]
-    """Where the pairs of each query begin, and the end of the last."""
+    queries_P: NDArray[np.int64]
     labels_P: NDArray[np.int64]
     right_P: NDArray[np.bool_]
 
@@ -64,8 +69,8 @@ def choose_pairs(
         exclude: queries x labels; pairs that are neither right nor wrong.
         seed: chooses the queries that groups are made around.
     """
-    num_queries, num_labels = relevance.shape
-    right = np.repeat(np.arange(num_queries), np.diff(relevance.indptr)) * num_labels + relevance.indices
+    num_queries = relevance.shape[0]
+    right = np.repeat(np.arange(num_queries), np.diff(relevance.indptr)) + relevance.indices * np.int64(num_queries)
     wrong = [np.empty(0, np.int64)]
     for rows in _groups(directions_MD, seed):
         unwanted = relevance[rows] if exclude is None else relevance[rows] + exclude[rows]
@@ -75,11 +80,11 @@ def choose_pairs(
         best_BK = np.argpartition(-scores_BL, min(_WRONG, len(labels)) - 1, axis=1)[:, :_WRONG] if len(labels) else None
         if best_BK is not None:
             is_wrong = np.take_along_axis(scores_BL, best_BK, axis=1) > -np.inf
-            wrong.append((rows[:, None] * num_labels + labels[best_BK])[is_wrong])
+            wrong.append((rows[:, None] + labels[best_BK] * np.int64(num_queries))[is_wrong])
     keys = np.concatenate([right, *wrong])
     order = np.argsort(keys, kind="stable")
-    starts_M = np.searchsorted(keys[order], np.arange(num_queries + 1) * num_labels)
-    return Pairs(starts_M, keys[order] % num_labels, order < len(right))
+    labels_P, queries_P = np.divmod(keys[order], num_queries)
+    return Pairs(queries_P, labels_P, order < len(right))
 
 
 def _groups(directions_MD: NDArray[np.float32], seed: int) -> Iterator[NDArray[np.int64]]:
@@ -92,7 +97,7 @@ def _groups(directions_MD: NDArray[np.float32], seed: int) -> Iterator[NDArray[n
         yield order[part]
 
 
-def learn_word_weights(words_MV: csr_matrix, codes_V: NDArray[np.uint64], pairs: Pairs, num_labels: int) -> WordWeights:
+def learn_word_weights(words_MV: csr_matrix, codes_V: NDArray[np.int64], pairs: Pairs, num_labels: int) -> WordWeights:
     """Fit the weights to pairs of training queries and labels.
 
     Args:
@@ -101,36 +106,56 @@ def learn_word_weights(words_MV: csr_matrix, codes_V: NDArray[np.uint64], pairs:
         pairs: what is to be told apart.
         num_labels: labels of the model.
     """
-    lengths_M, num_pairs_M = np.diff(words_MV.indptr).astype(np.int64), np.diff(pairs.starts_M)
-    num_words_M = lengths_M * num_pairs_M
-    num_weights = min(MAX_WEIGHTS, max(_MIN_WEIGHTS, 1 << int(num_words_M.sum() // 2).bit_length()))
-    # A weight stands beside the sum of its squared gradients: one is read and written with the other.
-    table, squares = np.tile(np.array([0, _EPSILON], np.float32), (num_weights, 1)).T
-    fitted = WordWeights(table, np.arange(num_labels))
-    for rows in _steps(num_words_M):
-        pairs_P = _spread(pairs.starts_M[rows], num_pairs_M[rows])
-        queries_P, labels_P = np.repeat(rows, num_pairs_M[rows]), pairs.labels_P[pairs_P]
-        lengths_P = lengths_M[queries_P]
-        words_W = _spread(words_MV.indptr[queries_P], lengths_P)
-        places_W = fitted.places(codes_V[words_MV.indices[words_W]], np.repeat(labels_P, lengths_P))
-        weights_W = words_MV.data[words_W]
-        logits_P = _sum_runs(table[places_W] * weights_W, lengths_P) + BIAS
-        errors_P = (1 / (1 + np.exp(-logits_P)) - pairs.right_P[pairs_P]).astype(np.float32)
-        gradients_W = np.repeat(errors_P, lengths_P) * weights_W
-        np.add.at(squares, places_W, gradients_W * gradients_W)
-        np.subtract.at(table, places_W, np.float32(_LEARNING_RATE) * gradients_W / np.sqrt(squares[places_W]))
-    # As they are stored, so that validation sees what predictions will.
-    return WordWeights(table.astype(np.float16), fitted.numbers_L)
-
-
-def _steps(num_words_M: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the queries of each step of all epochs, in random order, given how many words the pairs of each have."""
+    lengths_P = np.diff(words_MV.indptr).astype(np.int64)[pairs.queries_P]
+    words_L = np.bincount(pairs.labels_P, weights=lengths_P, minlength=num_labels)
+    factor, power = _WEIGHTS_PER_LABEL
+    wanted_L = factor * words_L**power
+    sizes_L = np.maximum(1, wanted_L * min(1.0, MAX_WEIGHTS / max(1.0, wanted_L.sum()))).astype(np.int64)
+    starts_L = np.cumsum(sizes_L) - sizes_L
+    table, squares = np.zeros(sizes_L.sum(), np.float32), np.full(sizes_L.sum(), _EPSILON, np.float32)
     generator = np.random.default_rng(0)
-    size = int(max(1, min(_STEP_QUERIES, _STEP_WORDS / max(1.0, float(num_words_M.mean())))))
+    for block in np.split(np.arange(len(lengths_P)), _block_ends(lengths_P)):
+        pairs_P = generator.permutation(block)
+        queries_P, labels_P, runs_P = pairs.queries_P[pairs_P], pairs.labels_P[pairs_P], lengths_P[pairs_P]
+        words_W = _spread(words_MV.indptr[queries_P], runs_P)
+        codes_W, weights_W = codes_V[words_MV.indices[words_W]], words_MV.data[words_W]
+        places_W = places(codes_W, np.repeat(starts_L[labels_P], runs_P), np.repeat(sizes_L[labels_P], runs_P))
+        _fit(table, squares, places_W, weights_W, runs_P, pairs.right_P[pairs_P])
+    # As they are stored, so that validation sees what predictions will.
+    return WordWeights(table.astype(np.float16), starts_L, sizes_L)
+
+
+def _block_ends(lengths_P: NDArray[np.int64]) -> NDArray[np.int64]:
+    ends_P = np.cumsum(lengths_P)
+    num_blocks = -(-int(lengths_P.sum()) // _BLOCK_WORDS)
+    return np.searchsorted(ends_P, np.arange(1, num_blocks) * _BLOCK_WORDS)
+
+
+def _fit(
+    table: NDArray[np.float32],
+    squares: NDArray[np.float32],
+    places_W: NDArray[np.int64],
+    weights_W: NDArray[np.float32],
+    lengths_P: NDArray[np.int64],
+    right_P: NDArray[np.bool_],
+) -> None:
+    """Change the weights by all epochs over some pairs, given the squared gradients of each weight so far.
+
+    The places and weights of the words of all pairs stand one after the other, as many as each pair has.
+    """
+    ends = np.cumsum(np.append(0, lengths_P))
+    size = min(_STEP_PAIRS, 1 + len(lengths_P) // _STEPS)
     for _ in range(_EPOCHS):
-        order = generator.permutation(len(num_words_M))
-        for part in slices(len(order), size):
-            yield order[part]
+        for part in slices(len(lengths_P), size):
+            words = slice(ends[part.start], ends[part.stop])
+            places_B, weights_B, runs = places_W[words], weights_W[words], lengths_P[part]
+            logits = _sum_runs(table[places_B] * weights_B, runs) + BIAS
+            errors = (1 / (1 + np.exp(-logits)) - right_P[part]).astype(np.float32)
+            gradients_B = np.repeat(errors, runs) * weights_B
+            np.add.at(squares, places_B, gradients_B * gradients_B)
+            gradients_B *= np.float32(-_LEARNING_RATE)
+            gradients_B /= np.sqrt(squares[places_B])
+            np.add.at(table, places_B, gradients_B)
 
 
 def _spread(starts_P: NDArray[np.integer], lengths_P: NDArray[np.integer]) -> NDArray[np.int64]:
