@@ -28,7 +28,7 @@ from dexter.encoders.transformer import TransformerEncoder
 from dexter.errors import DivergedError, Interrupted
 from dexter.files import write_json
 from dexter.index import place, search_shards
-from dexter.metrics import overfetch, remove_filtered, score
+from dexter.metrics import score
 from dexter.model.labels import Labels
 from dexter.model.model import Model
 from dexter.predict.calibration import FITTED_PLACES
@@ -478,15 +478,17 @@ class Trainer:
         split = self.validation_split
         assert split is not None
         places = min(max(FITTED_PLACES, self.config.validation.cut_off), split.num_labels)
-        extra = overfetch(split.filtered) if split.filtered is not None else 0
-        found = search_shards(
+        exclude = split.filtered
+        if exclude is not None and not self.shard.is_all:
+            exclude = exclude[:, self.shard.labels]
+        return search_shards(
             query_vectors(self.processes, model, tokens),
             place(model.label_vectors(), self.device),
-            min(places + extra, split.num_labels),
+            places,
             label_ids=self.shard.labels,
             processes=self.processes,
+            exclude=exclude,
         )
-        return found if split.filtered is None else remove_filtered(found.ids, found.scores, split.filtered, places)
 
     def _score(self, found: TopK) -> dict[str, float]:
         """Metrics of the validation queries at 1, 3, 5 and at the cut-off that decides."""

@@ -338,7 +338,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class _RepeatedSearch(ExactIndex):
-    """Exact search for queries that are always the same: it searches once, for as many places as are ever asked."""
+    """Exact search for queries that are always the same: once for few places, again only if more are asked for."""
 
     found: list[TopK] = field(default_factory=list)
     """What was found before, also by an earlier index of the same labels; empty before the first search."""
@@ -352,10 +352,12 @@ class _RepeatedSearch(ExactIndex):
         ceiling: NDArray[np.float32] | None = None,
     ) -> TopK:
         """Return the first k of the labels found before or a few more, with which votes are added faster; or search."""
-        if not self.found:
-            most = min(max(k, FITTED_PLACES), len(self.vectors_LD))
-            self.found.append(super().search(queries_ND, most, exclude=exclude, ceiling=ceiling))
-        places = slice(max(k, _SEARCHED_PLACES))
+        wanted = min(max(k, _SEARCHED_PLACES), len(self.vectors_LD))
+        if not self.found or self.found[0].ids.shape[1] < wanted:
+            # Few places choose a head; more than these are asked for once it is chosen.
+            most = wanted if k <= _SEARCHED_PLACES else min(max(k, FITTED_PLACES), len(self.vectors_LD))
+            self.found[:] = [super().search(queries_ND, most, exclude=exclude, ceiling=ceiling)]
+        places = slice(wanted)
         return TopK(self.found[0].ids[:, places], self.found[0].scores[:, places])
 
 
