@@ -8,7 +8,8 @@ import pytest
 import dexter
 from dexter import Predictor
 from dexter.data import Dataset, Split
-from dexter.predict.windows import split_windows
+from dexter.predict.windows import encode_texts, split_windows
+from dexter.training import tuning
 from dexter.training.tuning import Trial
 from tests.conftest import SMALL
 
@@ -104,3 +105,20 @@ def test_tuning_ranks_as_predictions_do_where_some_texts_are_long(predictor, wor
     before = trial.rank(replace(choice, windows="first"), 5)
     np.testing.assert_array_equal(trial.rank(choice, 5).ids, predictor.variant(choice).top(texts, 5).ids)
     np.testing.assert_array_equal(trial.rank(replace(choice, windows="first"), 5).ids, before.ids)
+
+
+def test_a_pooling_is_tried_on_a_bounded_number_of_long_texts(predictor, world, monkeypatch):
+    tried = []
+
+    def encode(model, texts, choice):
+        tried.append(list(texts))
+        return encode_texts(model, texts, choice)
+
+    monkeypatch.setattr(tuning, "_TRIED_LONG_TEXTS", 4)
+    monkeypatch.setattr(tuning, "encode_texts", encode)
+    texts = [lengthen(text) for text in world.test.texts]
+    trial = Trial(predictor.model, world.train, Split(texts, world.test.uids, world.test.relevance), metric="P@3")
+    trial.choose_windows(predictor.choose(neighbours=False))
+    long_texts = [texts[row] for row in trial._long_texts]
+    assert len(long_texts) > 8
+    assert tried == [long_texts[:: -(-len(long_texts) // 4)]] * 2

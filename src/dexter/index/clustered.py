@@ -51,7 +51,7 @@ _MOST_READ = 0.25
 """Clusters of which a query reads more than this share are slower than comparing it with every vector."""
 _READ_PER_PLACE = 32
 """Vectors that are read at least for each one wanted."""
-_SAMPLED_PER_CLUSTER, _ITERATIONS, _SAMPLED = 32, 6, 256
+_SAMPLED_PER_CLUSTER, _ITERATIONS, _SAMPLED = 32, 4, 256
 """Vectors from which the centroids are learned, and how often; vectors by which recall is measured."""
 _BLOCK, _BLOCK_QUERIES = 4_096, 256
 """Vectors that are put into clusters at a time, and queries that are searched together."""

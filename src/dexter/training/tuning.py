@@ -57,6 +57,8 @@ _LEXICAL_VOTERS = ((10, 0.05), (20, 0.1), (50, 0.2))
 """Neighbours by words and their temperatures: the flatter the votes, the more of them."""
 _WORD_WEIGHTS = WEIGHTS
 _POOLINGS: tuple[WindowPooling, ...] = ("mean", "max")
+_TRIED_LONG_TEXTS = 200
+"""Long texts by which a pooling is chosen, at most."""
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _SEARCHED_PLACES = 10
 """Places of the model's ranking that votes are added to."""
@@ -259,10 +261,16 @@ class Trial:
         num_long = len(self._long_texts)
         if not num_long:
             return start
-        best = start
+        rows = self._long_texts[:: -(-num_long // _TRIED_LONG_TEXTS)]
+        before = self._score(start)[self.metric].numerator[rows]
+        best, most = start, 0.0
         for pooling in _POOLINGS:
-            best = self._better(best, replace(start, windows=pooling))
-        best = best if self.is_significant(start, best) else start
+            choice = replace(start, windows=pooling)
+            top_ids = self._rank_windows(choice, self.cut_off, rows).ids
+            after = per_query(top_ids, self.split.relevance[rows], self.propensity, [self.cut_off])[self.metric]
+            gains = after.numerator - before
+            if _is_gain(gains) and gains.sum() > most:
+                best, most = choice, float(gains.sum())
         read = "of each its beginning" if best.windows == "first" else f"the {best.windows} of their windows"
         log.info(
             "%s of %s validation texts are beyond the encoder's length: %s is read",
@@ -275,8 +283,7 @@ class Trial:
     def is_significant(self, before: RankingChoice, after: RankingChoice) -> bool:
         """Whether `after` is better than `before` by more than 1.5 standard errors of the difference."""
         first, second = (self._score(choice)[self.metric] for choice in (before, after))
-        gains = second.numerator - first.numerator
-        return bool(gains.sum() > _STANDARD_ERRORS * math.sqrt(len(gains)) * gains.std())
+        return _is_gain(second.numerator - first.numerator)
 
     def metrics(self, choice: RankingChoice) -> dict[str, float]:
         """Return the metrics of a choice: the one that decides, P and PSP."""
@@ -291,13 +298,17 @@ class Trial:
         found = TopK(found.ids[:, :k], found.scores[:, :k])  # the index may give more
         if choice.windows != "first" and len(self._long_texts):
             rows = self._long_texts
-            encoded = encode_texts(self.model, [self.split.texts[row] for row in rows], choice)
-            exact = ExactIndex(index.vectors_LD, self.model.device)
-            left_out = None if exclude is None else exclude[rows]
-            of_long = rank_texts(self.model, exact, encoded, choice, k, exclude=left_out)
+            of_long = self._rank_windows(choice, k, rows)
             found = TopK(found.ids.copy(), found.scores.copy())  # what is found is kept for other choices
             found.ids[rows], found.scores[rows] = of_long
         return found
+
+    def _rank_windows(self, choice: RankingChoice, k: int, rows: NDArray[np.int64]) -> TopK:
+        """Rank the labels of some validation queries by their windows."""
+        encoded = encode_texts(self.model, [self.split.texts[row] for row in rows], choice)
+        exact = ExactIndex(self._labels_of(choice).vectors_LD, self.model.device)
+        exclude = None if self.split.filtered is None else self.split.filtered[rows]
+        return rank_texts(self.model, exact, encoded, choice, k, exclude=exclude)
 
     @cached_property
     def _long_texts(self) -> NDArray[np.int64]:
@@ -359,6 +370,11 @@ class _RepeatedSearch(ExactIndex):
             self.found[:] = [super().search(queries_ND, most, exclude=exclude, ceiling=ceiling)]
         places = slice(wanted)
         return TopK(self.found[0].ids[:, places], self.found[0].scores[:, places])
+
+
+def _is_gain(gains: NDArray[np.float64]) -> bool:
+    """Whether the sum of the gains of queries is more than 1.5 of its standard errors."""
+    return bool(gains.sum() > _STANDARD_ERRORS * math.sqrt(len(gains)) * gains.std())
 
 
 class _RepeatedGains(WordWeights):
