@@ -136,8 +136,12 @@ def test_with_a_threshold_there_are_exactly_those_that_reach_it(trained, world, 
     predictor = Predictor.load(trained)
     everything = predictor.predict(world.test.texts, k=len(world.label_ids))
     above = predictor.predict(world.test.texts, threshold=threshold)
-    assert above == [[label for label in labels if label.probability >= threshold] for labels in everything]
-    assert [row[:2] for row in above] == predictor.predict(world.test.texts, k=2, threshold=threshold)
+    reaching = [[label for label in labels if label.probability >= threshold] for labels in everything]
+    few = predictor.predict(world.test.texts, k=2, threshold=threshold)
+    for found, expected in ((above, reaching), (few, [row[:2] for row in above])):
+        assert [[label.id for label in labels] for labels in found] == [[label.id for label in row] for row in expected]
+        chances = [[label.probability for labels in rows for label in labels] for rows in (found, expected)]
+        assert chances[0] == pytest.approx(chances[1], rel=1e-5)
 
 
 def test_few_labels_and_no_texts(trained, world):

@@ -57,7 +57,7 @@ def test_parts_add_up_to_the_predicted_score(unified, world, options):
     names = {
         "encoder": {"encoder", "encoder prior"},
         "classifier": {"classifier", "classifier prior"},
-    }.get(options.get("head", ""), {"encoder", "encoder prior", "classifier", "classifier prior"})
+    }.get(predictor.choice.head, {"encoder", "encoder prior", "classifier", "classifier prior"})
     votes = {"neighbours": predictor.choice.votes, "neighbours by words": predictor.choice.lexical_votes}
     assert set(explained.parts) == names | {name for name, settings in votes.items() if settings is not None}
 

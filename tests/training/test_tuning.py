@@ -115,6 +115,27 @@ def test_a_run_is_tuned_on_what_its_validation_found(world, tmp_path, monkeypatc
     assert (given[0].ids == given[1].ids).mean() > 0.99  # labels with equal scores may change places
 
 
+def test_heads_that_are_only_tried_are_ranked_among_what_was_found(world, tmp_path, monkeypatch):
+    """The best places by another head are those of exact search while the model as trained found enough labels."""
+    dexter.train(world, out=tmp_path / "run", overrides=SMALL)
+    train, validation = splits(tmp_path / "run", world)
+    model = Predictor.load(tmp_path / "run").model
+    as_trained = RankingChoice(head="unified", dial=model.default_dial)
+    exact = Trial(model, train, validation, metric="P@3")
+    trial = Trial(model, train, validation, metric="P@3", found=exact.rank(as_trained, world.num_labels))
+    searched = []
+    monkeypatch.setattr(ExactIndex, "search", lambda *arguments, **settings: searched.append(arguments))
+    for head in ("encoder", "classifier"):
+        found = trial.rank(replace(as_trained, head=head), 3)
+        queries = model.search_vectors(trial.representations_ND, head=head, dial=as_trained.dial)
+        scores = queries @ model.label_vectors(head=head, dial=as_trained.dial).T
+        np.testing.assert_allclose(found.scores, -np.sort(-scores)[:, :3], rtol=1e-5)
+    assert not searched
+    monkeypatch.undo()
+    deep = trial.rank(replace(as_trained, head="encoder"), 20)
+    np.testing.assert_array_equal(deep.ids, exact.rank(replace(as_trained, head="encoder"), 20).ids)
+
+
 AS_TRAINED = RankingChoice(head="encoder", dial=1.0)
 VOTING = replace(AS_TRAINED, votes=DEFAULT_VOTES)
 
@@ -134,9 +155,9 @@ def scored(gains):
 @pytest.mark.parametrize(
     ("gains", "is_better"),
     [
-        ([1] * 6 + [0] * 30, True),  # 6 is more than 1.5 x 2.24
-        ([1] * 2 + [0] * 34, False),  # 2 is less than 1.5 x 1.37, though better
-        ([1] * 20 + [-1] * 16, False),  # 4 is less than 1.5 x 5.96
+        ([1] * 6 + [0] * 30, True),  # 6 is more than 0.5 x 2.24
+        ([1] * 20 + [-1] * 16, True),  # 4 is more than 0.5 x 5.96
+        ([1] * 18 + [-1] * 16 + [0] * 2, False),  # 2 is less than 0.5 x 5.82, though better
         ([0] * 36, False),
         ([-1] * 36, False),
     ],

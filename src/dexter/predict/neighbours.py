@@ -321,6 +321,13 @@ def _score_pairs(
     return scores
 
 
+def score_again(found: TopK, queries_ND: NDArray[np.float32], labels_LD: NDArray[np.float32], *, k: int) -> TopK:
+    """Return the k best of the labels that were found for each text by the scores of other vectors."""
+    pairs, _ = _listed_pairs(found, len(labels_LD))
+    shape = len(found.ids), min(k, found.ids.shape[1])
+    return _best(pairs, _score_pairs(pairs, queries_ND, labels_LD), shape, len(labels_LD))
+
+
 def _best(pairs: NDArray[np.int64], scores: NDArray[np.float32], shape: tuple[int, ...], num_labels: int) -> TopK:
     """Keep the best pairs of each text, in a result of the given shape; equal scores in order of label."""
     num_texts, num_places = shape

@@ -2,7 +2,8 @@
 them; and fit probabilities.
 
 One setting is searched after another, from good starting values. A choice replaces the model as trained only if it is
-better by more than 1.5 standard errors of the difference: on few queries the best of many settings is mostly luck.
+better by more than half a standard error of the difference, and windows of long texts, which cost time in every
+prediction, by more than 1.5: on few queries the best of many settings is partly luck.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dexter.model.published import fingerprint
 from dexter.model.training_queries import TrainingQueries
 from dexter.model.word_weights import WordWeights
 from dexter.predict.calibration import FITTED_PLACES, calibrate
-from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES
+from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, score_again
 from dexter.predict.rank import RankingChoice, WindowPooling, find_voters, rank
 from dexter.predict.scoring import Scoring, write_tuned
 from dexter.predict.windows import encode_texts, rank_texts
@@ -62,7 +63,7 @@ _TRIED_LONG_TEXTS = 200
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _SEARCHED_PLACES = 10
 """Places of the model's ranking that votes are added to."""
-_STANDARD_ERRORS = 1.5
+_STANDARD_ERRORS, _STANDARD_ERRORS_OF_WINDOWS = 0.5, 1.5
 _KEPT_BYTES = 2**29
 """Most label vectors of other heads and dials that stay in memory while those of the next are made."""
 _RECORDED_KS = (1, 3, 5)
@@ -216,11 +217,11 @@ class Trial:
         kept = self.model.training_queries
         if kept is None or kept.lexical is None or kept.index is None or choice.lexical_votes is None:
             return
-        filtered = self.train.filtered
+        filtered, by_encoder = self.train.filtered, replace(choice, head="encoder")
         pairs = choose_pairs(
             kept.index.vectors_LD,
-            partial(self.model.search_vectors, head=choice.head, dial=choice.dial),
-            self._labels_of(choice).vectors_LD,
+            partial(self.model.search_vectors, head="encoder", dial=choice.dial),
+            self._labels_of(by_encoder).vectors_LD,
             kept.relevance,
             None if filtered is None else filtered[: len(kept)],
         )
@@ -269,7 +270,7 @@ class Trial:
             top_ids = self._rank_windows(choice, self.cut_off, rows).ids
             after = per_query(top_ids, self.split.relevance[rows], self.propensity, [self.cut_off])[self.metric]
             gains = after.numerator - before
-            if _is_gain(gains) and gains.sum() > most:
+            if _is_gain(gains, _STANDARD_ERRORS_OF_WINDOWS) and gains.sum() > most:
                 best, most = choice, float(gains.sum())
         read = "of each its beginning" if best.windows == "first" else f"the {best.windows} of their windows"
         log.info(
@@ -281,9 +282,9 @@ class Trial:
         return best
 
     def is_significant(self, before: RankingChoice, after: RankingChoice) -> bool:
-        """Whether `after` is better than `before` by more than 1.5 standard errors of the difference."""
+        """Whether `after` is better than `before` by more than half a standard error of the difference."""
         first, second = (self._score(choice)[self.metric] for choice in (before, after))
-        return _is_gain(second.numerator - first.numerator)
+        return _is_gain(second.numerator - first.numerator, _STANDARD_ERRORS)
 
     def metrics(self, choice: RankingChoice) -> dict[str, float]:
         """Return the metrics of a choice: the one that decides, P and PSP."""
@@ -332,8 +333,18 @@ class Trial:
             if sum(index.vectors_LD.nbytes for index in self._indexes.values()) > _KEPT_BYTES:
                 self._indexes.clear()
             vectors_LD = self.model.label_vectors(head=choice.head, dial=choice.dial)
+            if not self._found[key]:
+                self._found[key] += self._ranked_again(vectors_LD, choice)
             self._indexes[key] = _RepeatedSearch(vectors_LD, self.model.device, found=self._found[key])
         return self._indexes[key]
+
+    def _ranked_again(self, labels_LD: NDArray[np.float32], choice: RankingChoice) -> list[TopK]:
+        """Return the best labels by another head among those that the model as trained found, where it has."""
+        as_trained = self._found.get((self.model.default_head, self.model.default_dial))
+        if choice.head == self.model.default_head or not as_trained:
+            return []
+        queries_ND = self.model.search_vectors(self.representations_ND, head=choice.head, dial=choice.dial)
+        return [score_again(as_trained[0], queries_ND, labels_LD, k=_SEARCHED_PLACES)]
 
     def _better(self, first: RankingChoice, second: RankingChoice) -> RankingChoice:
         values = [self._score(choice)[self.metric].value for choice in (first, second)]
@@ -372,9 +383,9 @@ class _RepeatedSearch(ExactIndex):
         return TopK(self.found[0].ids[:, places], self.found[0].scores[:, places])
 
 
-def _is_gain(gains: NDArray[np.float64]) -> bool:
-    """Whether the sum of the gains of queries is more than 1.5 of its standard errors."""
-    return bool(gains.sum() > _STANDARD_ERRORS * math.sqrt(len(gains)) * gains.std())
+def _is_gain(gains: NDArray[np.float64], standard_errors: float) -> bool:
+    """Whether the sum of the gains of queries is more than so many of its standard errors."""
+    return bool(gains.sum() > standard_errors * math.sqrt(len(gains)) * gains.std())
 
 
 class _RepeatedGains(WordWeights):
