@@ -166,7 +166,7 @@ def test_a_ranking_is_chosen_only_if_it_is_better_by_more_than_luck(trained, wor
     train, validation = splits(trained, world)
     model = Predictor.load(trained).model
     monkeypatch.setattr(Trial, "_score", scored(gains))
-    assert Trial(model, train, validation, metric="P@1").is_significant(AS_TRAINED, VOTING) == is_better
+    assert Trial(model, train, validation, metric="P@1").is_likely_better(AS_TRAINED, VOTING) == is_better
     scoring = choose_scoring(Trial(model, train, validation, metric="P@1"))
     assert (scoring.choice.votes is not None) == is_better
 

@@ -109,15 +109,15 @@ def choose_scoring(trial: Trial, *, dials: Sequence[float] = (), learn: bool = F
     model, validation = trial.model, trial.split
     as_trained = RankingChoice(head=model.default_head, dial=model.default_dial)
     best = trial.improve(as_trained, dials)
-    if not trial.is_significant(as_trained, best):
+    if not trial.is_likely_better(as_trained, best):
         best = as_trained
     by_words = trial.add_lexical_votes(best)
-    if trial.is_significant(best, by_words):
+    if trial.is_likely_better(best, by_words):
         best = by_words
     if learn:
         trial.learn_words(best)
     by_words = trial.add_word_weights(best)
-    if trial.is_significant(best, by_words):
+    if trial.is_likely_better(best, by_words):
         best = by_words
     best = trial.choose_windows(best)
     scoring = Scoring(
@@ -281,7 +281,7 @@ class Trial:
         )
         return best
 
-    def is_significant(self, before: RankingChoice, after: RankingChoice) -> bool:
+    def is_likely_better(self, before: RankingChoice, after: RankingChoice) -> bool:
         """Whether `after` is better than `before` by more than half a standard error of the difference."""
         first, second = (self._score(choice)[self.metric] for choice in (before, after))
         return _is_gain(second.numerator - first.numerator, _STANDARD_ERRORS)
