@@ -63,7 +63,8 @@ _TRIED_LONG_TEXTS = 200
 DIALS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _SEARCHED_PLACES = 10
 """Places of the model's ranking that votes are added to."""
-_STANDARD_ERRORS, _STANDARD_ERRORS_OF_WINDOWS = 0.5, 1.5
+STANDARD_ERRORS, WINDOW_STANDARD_ERRORS = 0.5, 1.5
+"""By how many standard errors votes, and windows of long texts, must be better."""
 _KEPT_BYTES = 2**29
 """Most label vectors of other heads and dials that stay in memory while those of the next are made."""
 _RECORDED_KS = (1, 3, 5)
@@ -270,7 +271,7 @@ class Trial:
             top_ids = self._rank_windows(choice, self.cut_off, rows).ids
             after = per_query(top_ids, self.split.relevance[rows], self.propensity, [self.cut_off])[self.metric]
             gains = after.numerator - before
-            if _is_gain(gains, _STANDARD_ERRORS_OF_WINDOWS) and gains.sum() > most:
+            if _is_gain(gains, WINDOW_STANDARD_ERRORS) and gains.sum() > most:
                 best, most = choice, float(gains.sum())
         read = "of each its beginning" if best.windows == "first" else f"the {best.windows} of their windows"
         log.info(
@@ -284,7 +285,7 @@ class Trial:
     def is_likely_better(self, before: RankingChoice, after: RankingChoice) -> bool:
         """Whether `after` is better than `before` by more than half a standard error of the difference."""
         first, second = (self._score(choice)[self.metric] for choice in (before, after))
-        return _is_gain(second.numerator - first.numerator, _STANDARD_ERRORS)
+        return _is_gain(second.numerator - first.numerator, STANDARD_ERRORS)
 
     def metrics(self, choice: RankingChoice) -> dict[str, float]:
         """Return the metrics of a choice: the one that decides, P and PSP."""
