@@ -35,7 +35,7 @@ def run(trained, tmp_path_factory):
 def test_labels_are_added_and_predicted(run):
     added = dexter("labels", "add", run, "new", "orchid lantern quartz")
     assert added.returncode == 0, added.stderr
-    found = dexter("predict", run, "orchid lantern quartz", "-k", 2, "--explain")
+    found = dexter("predict", run, "orchid lantern quartz", "-k", 2, "--explain", "--no-neighbours")
     assert found.returncode == 0, found.stderr
     assert "new  orchid lantern quartz" in found.stdout.splitlines()[1]
 
