@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from dexter.errors import UsageError
+from dexter.losses.products import add_product, product
 from dexter.positives import Positives
 from dexter.processes import Processes, SingleProcess
 
@@ -254,7 +255,7 @@ class ScoreMatrix:
             block.add_query_gradient()
 
     def tile_buffer(self, num_rows: int, index: int) -> Tensor:
-        """Return the memory for one tile: its own if tiles are kept, the same for all otherwise."""
+        """Return memory for one tile: its own if tiles are kept, the same for all otherwise."""
         chunk = self.plan.label_chunk
         if self._tiles is None:
             size = self.num_labels if self.plan.keep else min(chunk, self.num_labels)
@@ -283,7 +284,8 @@ class Block:
         self.processes = matrix.processes
         self.gradient_bD = None if matrix.gradients.queries is None else torch.zeros_like(self.queries_bD)
         """The sum over labels of G y, not yet multiplied by the multiplier."""
-        self._filled = False
+        self._kept: list[Tensor] | None = None
+        """The scores of all tiles once they were swept, where the plan keeps them."""
         self._ignored_by_tile = self._split_by_tile(matrix.ignored)
         self.rows_P, self.columns_P = self.pairs(matrix.positives)
         """Rows of the positive pairs, counted within the block, and their labels."""
@@ -313,16 +315,22 @@ class Block:
 
     def sweep(self) -> Iterator[Tile]:
         """Yield all tiles of the block: kept ones as the last sweep left them, others computed again."""
-        matrix, chunk = self.matrix, self.matrix.plan.label_chunk
-        fresh = not (matrix.plan.keep and self._filled)
+        matrix, chunk, kept = self.matrix, self.matrix.plan.label_chunk, self._kept
         found_P = self.queries_bD.new_empty(len(self.rows_P)) if self._scores_P is None else None
+        made = []
         for index, start in enumerate(range(0, matrix.num_labels, chunk)):
-            tile = Tile(index, slice(start, start + chunk), matrix.tile_buffer(self.num_rows, index), fresh)
-            if fresh:
-                torch.mm(self.queries_bD, self.labels(tile.columns).T, out=tile.scores)
+            columns = slice(start, start + chunk)
+            if kept is None:
+                buffer = matrix.tile_buffer(self.num_rows, index)
+                tile = Tile(index, columns, product(self.queries_bD, self.labels(columns).T, out=buffer), fresh=True)
                 self._change(tile, found_P)
+                if matrix.plan.keep:
+                    made.append(tile.scores)
+            else:
+                tile = Tile(index, columns, kept[index], fresh=False)
             yield tile
-        self._filled = True
+        if matrix.plan.keep and kept is None:
+            self._kept = made
         if self._scores_P is None:
             self._scores_P = found_P
 
@@ -343,10 +351,10 @@ class Block:
     def push(self, tile: Tile) -> None:
         """Add a tile that holds entries of G to both gradients: G y to the queries', G^T q to the labels'."""
         if self.gradient_bD is not None:
-            self.gradient_bD.addmm_(tile.scores, self.labels(tile.columns))
+            add_product(self.gradient_bD, tile.scores, self.labels(tile.columns))
         label_sums = self.matrix.gradients.labels
         if label_sums is not None:
-            label_sums[tile.columns].addmm_(tile.scores.T, self.queries_bD)
+            add_product(label_sums[tile.columns], tile.scores.T, self.queries_bD)
 
     def place_pairs(self, tile: Tile, values_P: Tensor) -> None:
         """Add entries of G at the positive pairs to a tile that holds entries of G, before it is pushed."""
