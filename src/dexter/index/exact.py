@@ -355,12 +355,12 @@ def _best_above(scores_BUG: Scores, maxima_BG: Scores, floors_B1: Scores, k: int
     pairs, units = np.divmod(np.flatnonzero(examined_PU >= floors_B1[rows_P]), GROUP)
     rows, columns = rows_P[pairs], units * num_groups + groups_P[pairs] + first_column
     keys = make_keys(examined_PU[pairs, units], columns)
-    return largest(_as_rows(keys, np.bincount(rows, minlength=num_rows)), k)
+    return largest(as_rows(keys, np.bincount(rows, minlength=num_rows)), k)
 
 
-def _as_rows(keys: Keys, counts_B: NDArray[np.int64]) -> Keys:
+def as_rows(keys: Keys, counts_B: NDArray[np.int64]) -> Keys:
     """Return keys that lie one row after the other as a matrix; shorter rows end in `NO_KEY`."""
-    width = int(counts_B.max())
+    width = int(counts_B.max(initial=0))
     matrix = np.full((len(counts_B), width), NO_KEY, dtype=np.int64)
     matrix[np.arange(width) < counts_B[:, None]] = keys
     return matrix

@@ -60,18 +60,30 @@ class MonotoneMap:
     @classmethod
     def fit(cls, leads: NDArray[np.floating], relevant: NDArray[np.bool_]) -> MonotoneMap:
         """Fit by isotonic regression; each step is smoothed by adding half a hit and half a miss."""
-        # Only fitting needs it, and it takes a quarter of a second to import.
-        from scipy.optimize import isotonic_regression
-
         order = np.argsort(leads, kind="stable")
         leads, hits = leads[order].astype(np.float64), relevant[order].astype(np.float64)
-        starts = isotonic_regression(hits).blocks[:-1]
+        starts = pool_violators(hits, np.ones(len(hits)))
         sizes = np.diff(np.append(starts, len(hits)))
         rates = (np.add.reduceat(hits, starts) + 0.5) / (sizes + 1.0)
         # Smoothing may have put small steps below the one before.
-        smoothed = isotonic_regression(rates, weights=sizes).x
+        firsts = pool_violators(rates, sizes)
+        smoothed = np.add.reduceat(rates * sizes, firsts) / np.add.reduceat(sizes, firsts)
         middles = np.add.reduceat(leads, starts) / sizes
-        return cls(tuple(middles.tolist()), tuple(smoothed.tolist()))
+        return cls(tuple(middles.tolist()), tuple(np.repeat(smoothed, np.diff(np.append(firsts, len(rates)))).tolist()))
+
+
+def pool_violators(values: NDArray[np.float64], weights: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return where the blocks of the isotonic regression begin: runs of values whose weighted means rise.
+
+    Neighbours that do not rise belong to one block, in whatever order they are pooled: here all such runs at once.
+    """
+    starts, sums = np.arange(len(values)), values * weights
+    while True:
+        rises = np.append(True, np.diff(sums / weights) > 0)
+        if rises.all():
+            return starts
+        firsts = np.flatnonzero(rises)
+        starts, sums, weights = starts[firsts], np.add.reduceat(sums, firsts), np.add.reduceat(weights, firsts)
 
 
 @dataclass(frozen=True, kw_only=True)

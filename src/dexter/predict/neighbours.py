@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dexter.errors import UsageError
+from dexter.index.exact import NO_KEY, as_rows, largest, make_keys, nothing_found, scores_of, write_found
 from dexter.model.lexical import LexicalIndex
 from dexter.model.model import Model
 from dexter.model.training_queries import TrainingQueries
@@ -262,45 +263,47 @@ def add_votes(
         exact: whether `found` has the best indeed: then labels whose votes cannot lift them from below the last of
             these into the result need no score.
     """
-    num_labels, shape = len(labels_LD), (len(found.ids), k or found.ids.shape[1])
-    voted, gains = _pair_keys(votes), votes.data
+    shape = num_texts, num_places = len(found.ids), k or found.ids.shape[1]
+    if not num_texts:
+        return nothing_found(*shape)
+    text_ids, num_labels = np.arange(num_texts), len(labels_LD)
+    known = np.sort((text_ids[:, None] * num_labels + found.ids)[found.ids >= 0])
     if exclude is not None:
-        is_excluded, _ = _look_up(voted, _pair_keys(exclude))
-        voted, gains = voted[~is_excluded], gains[~is_excluded]
-    listed, scores = _listed_pairs(found, num_labels)
-    is_listed, places = _look_up(voted, listed)
-    scores[places[is_listed]] += gains[is_listed]
-    is_new = ~is_listed
-    best = _best(listed, scores, shape, num_labels)
-    new, gains = voted[is_new], gains[is_new]
-    rows = new // num_labels
-    strongest = np.zeros(len(found.ids), dtype=gains.dtype)
-    np.maximum.at(strongest, rows, gains)
-    is_strong = gains >= _STRONG * strongest[rows]
-    reach = found.scores[rows, -1] + gains + _ROUNDING if exact else np.full(len(new), np.inf, dtype=np.float32)
+        known = np.sort(np.concatenate([known, _pair_keys(exclude)]))
+    best_NK = _keys(found.ids, found.scores + _values_at(votes, found.ids))
+    voted = np.repeat(text_ids, np.diff(votes.indptr))
+    strongest_N = np.zeros(num_texts, dtype=votes.dtype)
+    np.maximum.at(strongest_N, voted, votes.data)
+    is_strong = votes.data >= _STRONG * strongest_N[voted]
+    last_N = np.maximum(found.scores[:, -1], np.finfo(np.float32).min)
     for part in (is_strong, ~is_strong):
-        reaching = np.flatnonzero(part & (reach >= best.scores[rows, -1]))
-        if len(reaching):
-            more = _score_pairs(new[reaching], queries_ND, labels_LD) + gains[reaching]
-            pairs, scores = _listed_pairs(best, num_labels)
-            both = np.concatenate([pairs, new[reaching]]), np.concatenate([scores, more])
-            best = _best(*both, shape, num_labels)
-    return best
+        best_NK = largest(best_NK, num_places)
+        lowest_N = best_NK.min(axis=1) if best_NK.shape[1] == num_places else np.full(num_texts, NO_KEY)
+        if exact:
+            part &= votes.data >= (scores_of(lowest_N) - last_N - _ROUNDING)[voted]
+        entries = np.flatnonzero(part)
+        pairs = voted[entries] * num_labels + votes.indices[entries]
+        is_new = ~_are_among(pairs, known)
+        entries = entries[is_new]
+        rows, labels = np.divmod(pairs[is_new], num_labels)
+        keys = make_keys(_score_pairs(rows, labels, queries_ND, labels_LD) + votes.data[entries], labels)
+        is_better = keys > lowest_N[rows]
+        new_NK = as_rows(keys[is_better], np.bincount(rows[is_better], minlength=num_texts))
+        best_NK = np.concatenate([best_NK, new_NK], axis=1)
+    return _best(best_NK, shape)
 
 
-def _look_up(keys: NDArray[np.int64], known: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return whether each key is among the known ones, and where it is if so."""
+def _values_at(values: csr_matrix, ids_NK: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the values of some columns of each row; that of a column below 0 means nothing."""
+    rows = np.repeat(np.arange(len(ids_NK)), ids_NK.shape[1])
+    return np.asarray(values[rows, np.maximum(ids_NK, 0).ravel()]).reshape(ids_NK.shape)
+
+
+def _are_among(keys: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether each key is among the known ones, which are ascending."""
     if not len(known):
-        return np.zeros(len(keys), dtype=np.bool_), np.zeros(len(keys), dtype=np.int64)
-    order = np.argsort(known)
-    places = order[np.minimum(np.searchsorted(known, keys, sorter=order), len(known) - 1)]
-    return known[places] == keys, places
-
-
-def _listed_pairs(found: TopK, num_labels: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the keys of the pairs of text and label in a result, and their scores."""
-    rows, places = np.nonzero(found.ids >= 0)
-    return rows * num_labels + found.ids[rows, places], found.scores[rows, places]
+        return np.zeros(len(keys), dtype=np.bool_)
+    return np.asarray(known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys)
 
 
 def _pair_keys(pairs: csr_matrix) -> NDArray[np.int64]:
@@ -310,10 +313,12 @@ def _pair_keys(pairs: csr_matrix) -> NDArray[np.int64]:
 
 
 def _score_pairs(
-    pairs: NDArray[np.int64], queries_ND: NDArray[np.float32], labels_LD: NDArray[np.float32]
+    rows: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    queries_ND: NDArray[np.float32],
+    labels_LD: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """Compute the inner products of some pairs of text and label, a bounded number at a time."""
-    rows, labels = np.divmod(pairs, len(labels_LD))
     scores = np.empty(len(rows), dtype=np.float32)
     for start in range(0, len(rows), _PAIRS):
         part = slice(start, start + _PAIRS)
@@ -323,23 +328,19 @@ def _score_pairs(
 
 def score_again(found: TopK, queries_ND: NDArray[np.float32], labels_LD: NDArray[np.float32], *, k: int) -> TopK:
     """Return the k best of the labels that were found for each text by the scores of other vectors."""
-    pairs, _ = _listed_pairs(found, len(labels_LD))
-    shape = len(found.ids), min(k, found.ids.shape[1])
-    return _best(pairs, _score_pairs(pairs, queries_ND, labels_LD), shape, len(labels_LD))
+    num_texts, num_places = found.ids.shape
+    rows, labels = np.repeat(np.arange(num_texts), num_places), np.maximum(found.ids, 0).ravel()
+    scores_NK = _score_pairs(rows, labels, queries_ND, labels_LD).reshape(found.ids.shape)
+    return _best(_keys(found.ids, scores_NK), (num_texts, min(k, num_places)))
 
 
-def _best(pairs: NDArray[np.int64], scores: NDArray[np.float32], shape: tuple[int, ...], num_labels: int) -> TopK:
-    """Keep the best pairs of each text, in a result of the given shape; equal scores in order of label."""
-    num_texts, num_places = shape
-    rows, labels = np.divmod(pairs, num_labels)
-    order = np.lexsort((labels, -scores, rows))
-    rows, labels, scores = rows[order], labels[order], scores[order]
-    places = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    kept = places < num_places
-    best = TopK(
-        np.full((num_texts, num_places), -1, dtype=np.int64),
-        np.full((num_texts, num_places), -np.inf, dtype=np.float32),
-    )
-    best.ids[rows[kept], places[kept]] = labels[kept]
-    best.scores[rows[kept], places[kept]] = scores[kept]
+def _keys(ids_NK: NDArray[np.int64], scores_NK: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return what orders labels by score and then by id; an id below 0 is that of an empty place."""
+    return np.where(ids_NK >= 0, make_keys(scores_NK, ids_NK), NO_KEY)
+
+
+def _best(keys_NK: NDArray[np.int64], shape: tuple[int, int]) -> TopK:
+    """Return the best labels of each text, in a result of the given shape."""
+    best = nothing_found(*shape)
+    write_found(best, slice(None), np.sort(largest(keys_NK, shape[1]), axis=1)[:, ::-1])
     return best

@@ -77,11 +77,16 @@ class WeighedVotes(NamedTuple):
     """The votes of one kind on texts."""
 
     kind: str
+    settings: VoteSettings
     voters: TrainingQueries
     rows_NK: NDArray[np.int64]
     """The rows of those that vote on each text."""
     weights_NK: NDArray[np.float32]
-    """What each adds to the scores of its labels."""
+    """The weight of each of these votes, before that of the settings."""
+
+    def scale(self, model: Model) -> np.float32:
+        """Return what a unanimous vote adds to the score of a label."""
+        return np.float32(self.settings.weight * model.head.temperature)
 
 
 class Voters(NamedTuple):
@@ -95,6 +100,8 @@ class Voters(NamedTuple):
     """The words of each text, which speak for new labels that have them; None where there are no new labels."""
     weighed_words: Sequence[TextWords] | None = None
     """The words of each text with their weights, which count for the labels of the neighbours; None: they do not."""
+    counted: dict[tuple[str, int, float], csr_matrix] | None = None
+    """Votes that were counted before, where the same texts are ranked again with other weights; None: they are not."""
 
     def weigh(self, model: Model, choice: RankingChoice) -> Iterator[WeighedVotes]:
         """Yield the votes of each kind."""
@@ -106,12 +113,20 @@ class Voters(NamedTuple):
             if nearest is not None and settings is not None:
                 first = slice(settings.neighbours)
                 weights_NK = vote_weights(nearest.scores[:, first], settings.temperature)
-                weights_NK *= np.float32(settings.weight * model.head.temperature)
-                yield WeighedVotes(name, kept_queries(model), nearest.ids[:, first], weights_NK)
+                yield WeighedVotes(name, settings, kept_queries(model), nearest.ids[:, first], weights_NK)
         if self.examples is not None and model.examples is not None:
             weights_NK = example_weights(self.examples.scores)
-            weights_NK *= np.float32(EXAMPLE_VOTES.weight * model.head.temperature)
-            yield WeighedVotes("examples", model.examples, self.examples.ids, weights_NK)
+            yield WeighedVotes("examples", EXAMPLE_VOTES, model.examples, self.examples.ids, weights_NK)
+
+    def count(self, votes: WeighedVotes) -> csr_matrix:
+        """Return the votes of one kind, before the weight of the settings: texts x labels."""
+        key = votes.kind, votes.settings.neighbours, votes.settings.temperature
+        if self.counted is None or key not in self.counted:
+            found = count_votes(votes.voters, votes.rows_NK, votes.weights_NK)
+            if self.counted is None:
+                return found
+            self.counted[key] = found
+        return self.counted[key]
 
 
 def find_voters(
@@ -153,9 +168,7 @@ def word_gains(words: Iterable[str], labels: LabelWords, weight: float) -> Label
 
 def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str, csr_matrix]:
     """Return what each kind of votes adds to the scores, by name, texts x labels."""
-    parts = {
-        votes.kind: count_votes(votes.voters, votes.rows_NK, votes.weights_NK) for votes in voters.weigh(model, choice)
-    }
+    parts = {votes.kind: voters.count(votes) * votes.scale(model) for votes in voters.weigh(model, choice)}
     if _words_speak(voters, choice):
         of_neighbours = [votes for kind, votes in parts.items() if kind != "examples"]
         parts["words of the text"] = _weigh_words(
@@ -210,7 +223,7 @@ def votes_on_one(model: Model, voters: Voters, choice: RankingChoice) -> LabelVo
         count_votes_on_one(
             same[0].voters,
             np.concatenate([votes.rows_NK[0] for votes in same]),
-            np.concatenate([votes.weights_NK[0] for votes in same]),
+            np.concatenate([votes.scale(model) * votes.weights_NK[0] for votes in same]),
         )
         for same in (both, weighed[len(both) :])
         if same

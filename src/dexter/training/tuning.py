@@ -175,7 +175,7 @@ class Trial:
             votes=replace(DEFAULT_VOTES, neighbours=max(NEIGHBOURS)) if kept and kept.index else None,
             lexical_votes=replace(DEFAULT_LEXICAL_VOTES, neighbours=most_by_words) if kept and kept.lexical else None,
         )
-        self.voters = find_voters(self.model, validation.texts, self.representations_ND, most)
+        self.voters = find_voters(self.model, validation.texts, self.representations_ND, most)._replace(counted={})
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
         self._indexes: dict[tuple[HeadName, float], _RepeatedSearch] = {}
         self._found: defaultdict[tuple[HeadName, float], list[TopK]] = defaultdict(list)
