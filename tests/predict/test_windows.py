@@ -8,7 +8,7 @@ import pytest
 import dexter
 from dexter import Predictor
 from dexter.data import Dataset, Split
-from dexter.predict.windows import encode_texts, split_windows
+from dexter.predict.windows import encode_texts, encode_windows
 from dexter.training import tuning
 from dexter.training.tuning import Trial
 from tests.conftest import SMALL
@@ -31,7 +31,7 @@ def test_windows_hold_every_word_once_and_are_read_whole(predictor, world):
     windows = predictor.model.encoder.split_query(text)
     assert len(windows) > 2 and " ".join(windows).split() == text.split()
     assert all(predictor.model.encoder.split_query(window) == [window] for window in windows)
-    assert split_windows(predictor.model, world.test.texts) is None, "short texts are not cut"
+    assert encode_windows(predictor.model, world.test.texts) is None, "short texts are not cut"
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean", "max"])
@@ -110,9 +110,9 @@ def test_tuning_ranks_as_predictions_do_where_some_texts_are_long(predictor, wor
 def test_a_pooling_is_tried_on_a_bounded_number_of_long_texts(predictor, world, monkeypatch):
     tried = []
 
-    def encode(model, texts, choice):
+    def encode(model, texts, choice, windows):
         tried.append(list(texts))
-        return encode_texts(model, texts, choice)
+        return encode_texts(model, texts, choice, windows=windows)
 
     monkeypatch.setattr(tuning, "_TRIED_LONG_TEXTS", 4)
     monkeypatch.setattr(tuning, "encode_texts", encode)

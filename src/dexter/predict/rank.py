@@ -137,13 +137,12 @@ def find_voters(
     examples, new_words = model.examples if choice.examples else None, _new_words(model)
     words = [] if lexical is None and new_words is None else [split_words(text) for text in texts]
     known = [] if lexical is None else [lexical_index(model).look_up(each) for each in words]
-    are_weighed = choice.word_weight and lexical is not None and kept_queries(model).word_weights is not None
     return Voters(
         None if votes is None else kept_queries(model).nearest(representations_ND, votes.neighbours),
         None if lexical is None else lexical_index(model).nearest(texts, lexical.neighbours, known=known),
         None if examples is None else examples.nearest(representations_ND, EXAMPLE_VOTES.neighbours),
         None if new_words is None else words,
-        [LexicalIndex.weigh(each) for each in known] if are_weighed else None,
+        [LexicalIndex.weigh(each) for each in known] if choice.word_weight and lexical is not None else None,
     )
 
 
@@ -169,7 +168,7 @@ def word_gains(words: Iterable[str], labels: LabelWords, weight: float) -> Label
 def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str, csr_matrix]:
     """Return what each kind of votes adds to the scores, by name, texts x labels."""
     parts = {votes.kind: voters.count(votes) * votes.scale(model) for votes in voters.weigh(model, choice)}
-    if _words_speak(voters, choice):
+    if _words_speak(model, voters, choice):
         of_neighbours = [votes for kind, votes in parts.items() if kind != "examples"]
         parts["words of the text"] = _weigh_words(
             model, voters, choice, sum(of_neighbours[1:], of_neighbours[0].copy())
@@ -180,9 +179,10 @@ def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str,
     return parts
 
 
-def _words_speak(voters: Voters, choice: RankingChoice) -> bool:
+def _words_speak(model: Model, voters: Voters, choice: RankingChoice) -> bool:
     """Whether the words of texts speak for the labels of their neighbours."""
-    return bool(choice.word_weight) and voters.weighed_words is not None
+    kept = model.training_queries
+    return bool(choice.word_weight and voters.weighed_words is not None and kept and kept.word_weights is not None)
 
 
 def _weigh_words(model: Model, voters: Voters, choice: RankingChoice, votes: csr_matrix) -> csr_matrix:
@@ -228,7 +228,7 @@ def votes_on_one(model: Model, voters: Voters, choice: RankingChoice) -> LabelVo
         for same in (both, weighed[len(both) :])
         if same
     ]
-    if both and _words_speak(voters, choice):
+    if both and _words_speak(model, voters, choice):
         voted, gains = parts[0]
         spoken = _word_gains(model, voters, choice, np.array([0, len(voted)]), voted)
         parts[0] = LabelVotes(voted, gains + spoken)

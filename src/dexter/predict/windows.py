@@ -37,14 +37,25 @@ class EncodedTexts(NamedTuple):
     """The row of the first window of each text, and the end; None: a row is a text."""
 
 
-def encode_texts(model: Model, texts: Sequence[str], choice: RankingChoice) -> EncodedTexts:
-    """Encode texts, long ones as the choice says, and find who votes on them."""
-    windows = None if choice.windows == "first" else split_windows(model, texts)
-    if windows is None:
+class Windows(NamedTuple):
+    """The windows of texts of which at least one has several."""
+
+    texts: list[str]
+    starts: NDArray[np.int64]
+    """Where those of each text begin, and the end of the last."""
+    representations_WD: NDArray[np.float32]
+
+
+def encode_texts(
+    model: Model, texts: Sequence[str], choice: RankingChoice, *, windows: Windows | None = None
+) -> EncodedTexts:
+    """Encode texts, long ones as the choice says, and find who votes on them; `windows` if they are encoded already."""
+    if choice.windows != "first" and windows is None:
+        windows = encode_windows(model, texts)
+    if choice.windows == "first" or windows is None:
         representations_ND = model.encode_queries(texts)
         return EncodedTexts(representations_ND, find_voters(model, texts, representations_ND, choice))
-    flat, starts = [window for each in windows for window in each], np.cumsum([0, *map(len, windows)])
-    representations_WD = model.encode_queries(flat)
+    flat, starts, representations_WD = windows
     if choice.windows == "max":
         return EncodedTexts(representations_WD, find_voters(model, flat, representations_WD, choice), starts)
     mean_ND: NDArray[np.float32] = np.add.reduceat(representations_WD, starts[:-1])
@@ -52,10 +63,13 @@ def encode_texts(model: Model, texts: Sequence[str], choice: RankingChoice) -> E
     return EncodedTexts(mean_ND, find_voters(model, texts, mean_ND, choice))
 
 
-def split_windows(model: Model, texts: Sequence[str]) -> list[list[str]] | None:
-    """Cut each text into windows that the encoder reads whole; None where no text has more than one."""
+def encode_windows(model: Model, texts: Sequence[str]) -> Windows | None:
+    """Cut each text into windows that the encoder reads whole, and encode them; None where no text has more than one."""
     windows = [model.encoder.split_query(text) for text in texts]
-    return windows if any(len(each) > 1 for each in windows) else None
+    if not any(len(each) > 1 for each in windows):
+        return None
+    flat, starts = [window for each in windows for window in each], np.cumsum([0, *map(len, windows)])
+    return Windows(flat, starts, model.encode_queries(flat))
 
 
 def rank_texts(

@@ -28,7 +28,7 @@ from dexter.data.tokens import Tokens
 from dexter.errors import UsageError
 from dexter.index import ExactIndex
 from dexter.metrics import PROPENSITY, Ratio, inverse_propensity, per_query
-from dexter.model.lexical import LexicalIndex, TextWords, split_words
+from dexter.model.lexical import LexicalIndex, TextWords
 from dexter.model.model import Model
 from dexter.model.published import fingerprint
 from dexter.model.training_queries import TrainingQueries
@@ -37,7 +37,7 @@ from dexter.predict.calibration import FITTED_PLACES, calibrate
 from dexter.predict.neighbours import DEFAULT_LEXICAL_VOTES, DEFAULT_VOTES, score_again
 from dexter.predict.rank import RankingChoice, WindowPooling, find_voters, rank
 from dexter.predict.scoring import Scoring, write_tuned
-from dexter.predict.windows import encode_texts, rank_texts
+from dexter.predict.windows import Windows, encode_texts, encode_windows, rank_texts
 from dexter.progress import track
 from dexter.training.run import check_data, make_splits, read_run
 from dexter.training.words import choose_pairs, learn_word_weights
@@ -174,6 +174,7 @@ class Trial:
             dial=model.default_dial,
             votes=replace(DEFAULT_VOTES, neighbours=max(NEIGHBOURS)) if kept and kept.index else None,
             lexical_votes=replace(DEFAULT_LEXICAL_VOTES, neighbours=most_by_words) if kept and kept.lexical else None,
+            word_weight=1.0,
         )
         self.voters = find_voters(self.model, validation.texts, self.representations_ND, most)._replace(counted={})
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
@@ -234,8 +235,6 @@ class Trial:
         kept = self.model.training_queries
         if kept is None or kept.lexical is None or kept.word_weights is None or start.lexical_votes is None:
             return start
-        weighed = [kept.lexical.weigh(kept.lexical.look_up(split_words(text))) for text in self.split.texts]
-        self.voters = self.voters._replace(weighed_words=weighed)
         spoken = kept.word_weights
         repeated = _RepeatedGains(spoken.table, spoken.starts_L, spoken.sizes_L)
         self.model = replace(self.model, training_queries=replace(kept, word_weights=repeated))
@@ -265,10 +264,11 @@ class Trial:
             return start
         rows = self._long_texts[:: -(-num_long // _TRIED_LONG_TEXTS)]
         before = self._score(start)[self.metric].numerator[rows]
+        windows = encode_windows(self.model, [self.split.texts[row] for row in rows])
         best, most = start, 0.0
         for pooling in _POOLINGS:
             choice = replace(start, windows=pooling)
-            top_ids = self._rank_windows(choice, self.cut_off, rows).ids
+            top_ids = self._rank_windows(choice, self.cut_off, rows, windows).ids
             after = per_query(top_ids, self.split.relevance[rows], self.propensity, [self.cut_off])[self.metric]
             gains = after.numerator - before
             if _is_gain(gains, WINDOW_STANDARD_ERRORS) and gains.sum() > most:
@@ -305,9 +305,11 @@ class Trial:
             found.ids[rows], found.scores[rows] = of_long
         return found
 
-    def _rank_windows(self, choice: RankingChoice, k: int, rows: NDArray[np.int64]) -> TopK:
+    def _rank_windows(
+        self, choice: RankingChoice, k: int, rows: NDArray[np.int64], windows: Windows | None = None
+    ) -> TopK:
         """Rank the labels of some validation queries by their windows."""
-        encoded = encode_texts(self.model, [self.split.texts[row] for row in rows], choice)
+        encoded = encode_texts(self.model, [self.split.texts[row] for row in rows], choice, windows=windows)
         exact = ExactIndex(self._labels_of(choice).vectors_LD, self.model.device)
         exclude = None if self.split.filtered is None else self.split.filtered[rows]
         return rank_texts(self.model, exact, encoded, choice, k, exclude=exclude)
