@@ -36,7 +36,7 @@ def slow_search(queries, labels, k, forbidden=None):
     ("num_queries", "num_labels", "k"),
     [(1, 1, 1), (3, 31, 5), (7, 33, 33), (5, 20, 40), (13, 1003, 7), (9, 2111, 100), (0, 10, 3)],
 )
-@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (2, 992), (512, 8_192)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (2, 991), (512, 8_192)])
 def test_agrees_with_a_full_sort_also_in_ties(num_queries, num_labels, k, rows, columns, monkeypatch):
     monkeypatch.setattr(exact, "ROWS", rows)
     monkeypatch.setattr(exact, "COLUMNS", columns)
@@ -144,9 +144,8 @@ def test_labels_in_ascending_order_of_score_over_several_tiles(monkeypatch):
     np.testing.assert_array_equal(found.ids[2], np.arange(150))
 
 
-def test_many_equal_scores_are_looked_at_in_small_parts(monkeypatch):
+def test_many_equal_scores_rank_by_id(monkeypatch):
     monkeypatch.setattr(exact, "COLUMNS", 96)
-    monkeypatch.setattr(exact, "KEYS", 200)
     rng = np.random.default_rng(6)
     queries, labels = whole_numbers(rng, (17, 2), span=1), whole_numbers(rng, (1001, 2), span=1)
     found = search(queries, labels, 40)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dexter.errors import ModelError
 from dexter.index.exact import (
-    COLUMNS,
     LOWER_HALF,
     NOT_A_NUMBER,
     ROWS,
@@ -27,6 +26,9 @@ from dexter.types import TopK
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
+
+COLUMNS = 8_192
+"""Labels in a tile: starting a kernel takes as long as the product of a small one."""
 
 
 @torch.inference_mode()

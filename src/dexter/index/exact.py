@@ -1,22 +1,22 @@
 """Exact search: the k labels with the largest inner product, in bounded memory.
 
-Scores are computed in tiles of queries x labels, and the full matrix never exists. A tile is not sorted: the maximum of
-every 8 columns is taken while they are in cache, and only groups whose maximum reaches the floor of the
-query are examined again. The floor is the score of the query's k-th best label so far, in the first tile the k-th
-largest maximum: at least k labels reach it, so nothing below it can be among the best. It rises from tile to tile, and
-soon few groups reach it.
+Scores are computed in tiles of queries x labels, and the full matrix never exists. A tile is not sorted: its scores are
+compared with the floor of their query while they are in cache, and only those above it are looked at again. The floor
+is the score of the query's k-th best label so far; in the first tile it is the k-th largest maximum of groups of
+columns, which at least k labels reach. It rises from tile to tile, and soon few scores are above it.
 
 A score and its column are kept as one int64 key: comparing two keys compares the scores and then prefers the lower
 column. Equal scores therefore rank the same way whatever the tiling, the number of threads or the selection algorithm.
 
 Labels are arrays, or a tensor on an accelerator, which is searched there (`dexter.index.device`).
 
-Shapes: N queries, L labels, D dimensions, B queries and C labels in a tile, G groups of U columns in a
-tile, P pairs of a query and a group that are examined again, K places.
+Shapes: N queries, L labels, D dimensions, B queries and C labels in a tile, G groups of its columns, P pairs that are
+looked at again, K places.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from torch import Tensor
 
-GROUP = 8
-"""Columns whose maximum is taken together."""
 ROWS = 512
 """Queries in a tile: enough for the matrix product to run near its peak."""
-COLUMNS = 8_192
-"""Labels in a tile, a multiple of `GROUP`: few enough that its scores are still in the last cache when the group maxima
-are taken, many enough that threads seldom wait for each other."""
+COLUMNS = 2_048
+"""Labels in a tile: few enough that its scores are still in a near cache when they are compared, many enough that
+threads seldom wait for each other."""
+_WORD = 8
+"""Bytes that are compared with zero at once."""
+_GROUPS_PER_PLACE, _FEWEST_GROUPS = 4, 64
+"""Groups of columns for each label wanted: the more, the fewer scores are above the first floor."""
 FEW = 4
 """Queries that are searched one by one."""
 MANY, SEARCHED_PLAIN = 4_096, 16
 """Labels from which on, and searches of few queries after which, rotated prefixes are used (`dexter.index.prefix`)."""
-KEYS = 2**21
-"""Scores of a tile that are examined again at a time; reached only where very many labels are equal."""
 MERGED_QUERIES = 2**16
 """Queries whose results from all processes are in memory and merged at a time."""
 LOWER_HALF = 0xFFFFFFFF
@@ -84,8 +84,8 @@ def search(
 
         return search_on_device(queries_ND, labels_LD, k, exclude=exclude, ceiling=ceiling)
     num_queries, num_labels = len(queries_ND), len(labels_LD)
-    num_rows, width = min(num_queries, ROWS), min(-(-num_labels // GROUP) * GROUP, COLUMNS)
-    scores = np.empty(num_rows * width, dtype=np.float32)
+    tile = min(num_queries, ROWS) * min(num_labels, COLUMNS)
+    scores, above = np.empty(tile, dtype=np.float32), np.zeros(-(-tile // _WORD) * _WORD, dtype=np.bool_)
     found = nothing_found(num_queries, k)
     for rows in slices(num_queries, ROWS):
         tile_queries_BD = queries_ND[rows].astype(np.float32, copy=False)
@@ -93,12 +93,8 @@ def search(
         excluded = None if exclude is None else ExcludedPairs.of(exclude[rows])
         best_BK = np.empty((len(tile_queries_BD), 0), dtype=np.int64)
         for columns in slices(num_labels, COLUMNS):
-            tile_BUG = _score(tile_queries_BD, labels_LD, columns, scores, excluded, limits_B1)
-            maxima_BG = tile_BUG.max(axis=1)
-            if np.isnan(maxima_BG.max()):
-                raise ModelError(NOT_A_NUMBER)
-            floors_B1 = kth_largest(maxima_BG, k) if best_BK.shape[1] < k else scores_of(best_BK.min(1, keepdims=True))
-            keys_BK = _select(tile_BUG, maxima_BG, floors_B1, k, first_column=columns.start)
+            scores_BC = _score(tile_queries_BD, labels_LD, columns, scores, excluded, limits_B1)
+            keys_BK = _select(scores_BC, best_BK, k, above, first_column=columns.start)
             best_BK = largest(np.concatenate([best_BK, keys_BK], axis=1), k)
         write_found(found, rows, np.sort(best_BK, axis=1)[:, ::-1])
     return found
@@ -317,45 +313,49 @@ def _score(
     excluded: ExcludedPairs | None,
     limits_B1: Scores | None,
 ) -> Scores:
-    """Compute the scores of some columns, padded to whole groups: [B, `GROUP`, G].
-
-    The columns of group g are g, g + G, g + 2G and so on: their maximum is taken over long runs of numbers.
-    """
-    num_columns = columns.stop - columns.start
-    num_groups = -(-num_columns // GROUP)
-    padded_BC = scores[: len(queries_BD) * num_groups * GROUP].reshape(len(queries_BD), -1)
-    real_BC = padded_BC[:, :num_columns]
-    np.matmul(queries_BD, labels_LD[columns].astype(np.float32, copy=False).T, out=real_BC)
+    """Compute the scores of some columns."""
+    shape = len(queries_BD), columns.stop - columns.start
+    scores_BC = scores[: math.prod(shape)].reshape(shape)
+    np.matmul(queries_BD, labels_LD[columns].astype(np.float32, copy=False).T, out=scores_BC)
     if excluded is not None:
-        real_BC[excluded.within(columns)] = -np.inf
+        scores_BC[excluded.within(columns)] = -np.inf
     if limits_B1 is not None:
-        real_BC[real_BC > limits_B1] = -np.inf
-    padded_BC[:, num_columns:] = -np.inf
-    return padded_BC.reshape(len(queries_BD), GROUP, num_groups)
+        scores_BC[scores_BC > limits_B1] = -np.inf
+    return scores_BC
 
 
-def _select(scores_BUG: Scores, maxima_BG: Scores, floors_B1: Scores, k: int, *, first_column: int) -> Keys:
-    """Return keys of the k best columns of each row, a few rows at a time; `NO_KEY` where there are fewer."""
-    parts = slices(len(scores_BUG), max(1, KEYS // (GROUP * maxima_BG.shape[1])))
-    found = [
-        _best_above(scores_BUG[rows], maxima_BG[rows], floors_B1[rows], k, first_column=first_column) for rows in parts
-    ]
-    if len(found) == 1:
-        return found[0]
-    width = max((keys.shape[1] for keys in found), default=0)
-    padded = [np.pad(keys, ((0, 0), (0, width - keys.shape[1])), constant_values=NO_KEY) for keys in found]
-    return np.concatenate(padded)
+def _select(scores_BC: Scores, best_BK: Keys, k: int, above: NDArray[np.bool_], *, first_column: int) -> Keys:
+    """Return keys of the columns of each row that can be among its k best, given the best keys before."""
+    num_rows, num_columns = scores_BC.shape
+    is_above_BC = above[: scores_BC.size].reshape(scores_BC.shape)
+    # What is not a number is not below the floor, and so comes to light.
+    if best_BK.shape[1] < k:
+        np.less(scores_BC, _first_floor(scores_BC, k), out=is_above_BC)
+    else:
+        np.less_equal(scores_BC, scores_of(best_BK.min(axis=1, keepdims=True)), out=is_above_BC)
+    np.logical_not(is_above_BC, out=is_above_BC)
+    above[scores_BC.size :] = False
+    rows_P, columns_P = np.divmod(_true_places(above), num_columns)
+    scores_P = scores_BC[rows_P, columns_P]
+    if np.isnan(scores_P).any():
+        raise ModelError(NOT_A_NUMBER)
+    return as_rows(make_keys(scores_P, columns_P + first_column), np.bincount(rows_P, minlength=num_rows))
 
 
-def _best_above(scores_BUG: Scores, maxima_BG: Scores, floors_B1: Scores, k: int, *, first_column: int) -> Keys:
-    """Return keys of the k best columns of some rows, among those that reach the row's floor."""
-    num_rows, num_groups = maxima_BG.shape
-    rows_P, groups_P = np.divmod(np.flatnonzero(maxima_BG >= floors_B1), num_groups)
-    examined_PU = scores_BUG[rows_P, :, groups_P]
-    pairs, units = np.divmod(np.flatnonzero(examined_PU >= floors_B1[rows_P]), GROUP)
-    rows, columns = rows_P[pairs], units * num_groups + groups_P[pairs] + first_column
-    keys = make_keys(examined_PU[pairs, units], columns)
-    return largest(as_rows(keys, np.bincount(rows, minlength=num_rows)), k)
+def _first_floor(scores_BC: Scores, k: int) -> Scores:
+    """Return for each row a score that at least k of its columns reach, as a column."""
+    width = max(1, scores_BC.shape[1] // max(_GROUPS_PER_PLACE * k, _FEWEST_GROUPS))
+    num_groups = scores_BC.shape[1] // width
+    # The columns of group g are g, g + G, g + 2G and so on: their maximum is taken over long runs of numbers.
+    grouped_BUG = scores_BC[:, : width * num_groups].reshape(len(scores_BC), width, num_groups)
+    return kth_largest(grouped_BUG.max(axis=1), k)
+
+
+def _true_places(values: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return where an array of some multiple of eight bytes is true, which is seldom: whole words are skipped."""
+    words = np.flatnonzero(values.view(np.uint64) != 0)
+    found, places = values.reshape(-1, _WORD)[words].nonzero()
+    return words[found] * _WORD + places
 
 
 def as_rows(keys: Keys, counts_B: NDArray[np.int64]) -> Keys:

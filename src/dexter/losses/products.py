@@ -45,7 +45,7 @@ def _onednn(left: Tensor, right: Tensor) -> Tensor:
 @cache
 def onednn_is_faster() -> bool:
     """Whether oneDNN is there and much faster than MKL on this processor; takes a few milliseconds, once."""
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     square, out = torch.ones(_PROBE, _PROBE), torch.empty(_PROBE, _PROBE)
     turns = [
@@ -53,7 +53,7 @@ def onednn_is_faster() -> bool:
         for _ in range(_TURNS)
     ]
     by_mkl, by_onednn = (min(each) for each in zip(*turns, strict=True))
-    return by_mkl > _WORTHWHILE * by_onednn
+    return bool(by_mkl > _WORTHWHILE * by_onednn)
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -118,7 +118,7 @@ class Voters(NamedTuple):
             weights_NK = example_weights(self.examples.scores)
             yield WeighedVotes("examples", EXAMPLE_VOTES, model.examples, self.examples.ids, weights_NK)
 
-    def count(self, votes: WeighedVotes) -> csr_matrix:
+    def count_votes(self, votes: WeighedVotes) -> csr_matrix:
         """Return the votes of one kind, before the weight of the settings: texts x labels."""
         key = votes.kind, votes.settings.neighbours, votes.settings.temperature
         if self.counted is None or key not in self.counted:
@@ -167,7 +167,7 @@ def word_gains(words: Iterable[str], labels: LabelWords, weight: float) -> Label
 
 def vote_parts(model: Model, voters: Voters, choice: RankingChoice) -> dict[str, csr_matrix]:
     """Return what each kind of votes adds to the scores, by name, texts x labels."""
-    parts = {votes.kind: voters.count(votes) * votes.scale(model) for votes in voters.weigh(model, choice)}
+    parts = {votes.kind: voters.count_votes(votes) * votes.scale(model) for votes in voters.weigh(model, choice)}
     if _words_speak(model, voters, choice):
         of_neighbours = [votes for kind, votes in parts.items() if kind != "examples"]
         parts["words of the text"] = _weigh_words(

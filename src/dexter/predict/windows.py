@@ -64,7 +64,7 @@ def encode_texts(
 
 
 def encode_windows(model: Model, texts: Sequence[str]) -> Windows | None:
-    """Cut each text into windows that the encoder reads whole, and encode them; None where no text has more than one."""
+    """Cut texts into windows that the encoder reads whole, and encode them; None where no text has more than one."""
     windows = [model.encoder.split_query(text) for text in texts]
     if not any(len(each) > 1 for each in windows):
         return None
