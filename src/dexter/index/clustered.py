@@ -133,7 +133,7 @@ class ClusteredIndex:
 
     def _search_one(self, query_D: NDArray[np.float32], k: int, num_wanted: int) -> TopK:
         """Return the k nearest of at least so many vectors, or all, of the clusters nearest to one query."""
-        near_C = np.argsort(-(self.centroids_CD @ query_D), kind="stable")
+        near_C = np.argsort(-(self.centroids_CD @ query_D))
         ends_C = self._sizes[near_C].cumsum()
         read = near_C[: int(ends_C.searchsorted(num_wanted)) + 1].tolist()
         scores = np.concatenate([self._widened(cluster) @ query_D for cluster in read])
@@ -147,7 +147,7 @@ class ClusteredIndex:
 
         Unused places score minus infinity.
         """
-        near_BC = np.argsort(-(queries_BD @ self.centroids_CD.T), axis=1, kind="stable")
+        near_BC = np.argsort(-(queries_BD @ self.centroids_CD.T), axis=1)
         sizes_BC = self._sizes[near_BC]
         before_BC = np.cumsum(sizes_BC, axis=1) - sizes_BC
         queries_P, places_P = np.nonzero(before_BC < num_wanted)
