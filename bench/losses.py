@@ -28,7 +28,7 @@ from torch.nn.functional import normalize, softplus
 import dexter.losses
 from dexter.batches import Positives
 from dexter.losses import Streaming
-from dexter.losses.products import add_product, product
+from dexter.products import add_product, product
 
 MEGABYTE = 1e6
 TEMPERATURE = 0.05

@@ -10,7 +10,18 @@ import pytest
 import dexter
 
 SOURCE = Path(dexter.__file__).parent
-BASE = {"errors", "types", "processes", "files", "tensor_files", "positives", "progress", "recipes", "config"}
+BASE = {
+    "errors",
+    "types",
+    "processes",
+    "files",
+    "tensor_files",
+    "positives",
+    "products",
+    "progress",
+    "recipes",
+    "config",
+}
 PARTS = BASE | {"data", "metrics", "index", "losses", "batches", "encoders"}
 MAY_IMPORT = {
     "errors": set(),
@@ -19,15 +30,16 @@ MAY_IMPORT = {
     "files": {"errors"},
     "tensor_files": {"errors"},
     "positives": {"errors"},
+    "products": set(),
     "progress": set(),
     "recipes": {"errors"},
     "config": {"errors", "recipes"},
     "data": {"errors", "files", "types", "progress"},
     "metrics": {"errors", "types"},
     "index": {"errors", "files", "types", "processes"},
-    "losses": {"errors", "positives", "processes"},
+    "losses": {"errors", "positives", "processes", "products"},
     "batches": {"errors", "types", "processes", "positives", "config", "data", "index"},
-    "encoders": {"errors", "types", "files", "tensor_files", "config", "data"},
+    "encoders": {"errors", "types", "files", "tensor_files", "products", "config", "data"},
     "model": {"errors", "types", "processes", "files", "tensor_files", "config", "data", "encoders", "index"},
     "predict": {"errors", "types", "processes", "progress", "files", "data", "encoders", "index", "metrics", "model"},
     "training": PARTS | {"model", "predict"},

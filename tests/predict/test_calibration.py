@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from scipy.optimize import isotonic_regression
 from scipy.sparse import csr_matrix
 
 from dexter import Predictor
@@ -16,6 +17,7 @@ from dexter.predict.calibration import (
     calibrate,
     calibration_error,
     lead,
+    pool_violators,
     softmax,
 )
 from dexter.types import TopK
@@ -34,6 +36,16 @@ def draw(seed, *, num_queries=600, num_labels=40):
     rows, places = np.nonzero(hits)
     relevance = csr_matrix((np.ones(len(rows)), (rows, ids[rows, places])), shape=(num_queries, num_labels))
     return TopK(ids, (leads + level).astype(np.float32)), relevance, counts, hits, truth
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 17, 400])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_pooled_blocks_are_those_of_isotonic_regression(size, weighted):
+    generator = np.random.default_rng(size)
+    values = (generator.random(size) < np.linspace(0.1, 0.9, size)).astype(np.float64)
+    weights = generator.integers(1, 9, size).astype(np.float64) if weighted else np.ones(size)
+    expected = isotonic_regression(values, weights=weights)
+    np.testing.assert_array_equal(pool_violators(values, weights), expected.blocks[:-1])
 
 
 def test_a_map_never_falls_and_is_never_certain():

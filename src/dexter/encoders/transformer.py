@@ -34,6 +34,7 @@ from dexter.encoders.packing import (
 )
 from dexter.encoders.pretrained import MINILM, load_model, load_tokenizer, locate, save_model
 from dexter.errors import ModelError, UsageError
+from dexter.products import faster_linear_layers
 from dexter.types import Side
 
 MAX_LENGTH_QUERY = 128
@@ -241,11 +242,12 @@ class TransformerEncoder(nn.Module):
         assert self.first_position is not None
         self._attend_with(PACKED_ATTENTION)
         packed = pack(ids, offsets)
-        states_1TD = self.model(
-            input_ids=packed.ids[None],
-            position_ids=packed.positions[None] + self.first_position,
-            packed_groups=packed.groups,
-        ).last_hidden_state
+        with faster_linear_layers():
+            states_1TD = self.model(
+                input_ids=packed.ids[None],
+                position_ids=packed.positions[None] + self.first_position,
+                packed_groups=packed.groups,
+            ).last_hidden_state
         return pool_packed(states_1TD[0], packed, self._pooling)
 
     def _forward_padded(self, ids: Tensor, offsets: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 
 from dexter.errors import UsageError
-from dexter.losses.products import add_product, product
 from dexter.positives import Positives
 from dexter.processes import Processes, SingleProcess
+from dexter.products import add_product, product
 
 FLOAT_BYTES = 4
 PAIR_ELEMENTS = 1 << 20

@@ -1,10 +1,11 @@
-"""The products of losses are the same by both libraries, and exactly those where one does not apply."""
+"""Products, linear layers and their gradients are the same by both libraries."""
 
 import pytest
 import torch
 
-from dexter.losses import products
-from dexter.losses.products import add_product, product
+from dexter import products
+from dexter.encoders.transformer import TransformerEncoder
+from dexter.products import add_product, product
 
 
 @pytest.fixture(params=[False, True], ids=["mkl", "onednn"])
@@ -34,3 +35,21 @@ def test_products_agree_with_float64(shape, dtype):
 def test_one_measurement_serves_a_process():
     assert products.onednn_is_faster() == products.onednn_is_faster()
     assert products.onednn_is_faster.cache_info().misses == 1
+
+
+@pytest.mark.usefixtures("by_onednn")
+def test_a_transformer_has_the_vectors_and_gradients_of_padded_batches():
+    texts = ["amber birch copper", "delta", "ember fern garnet amber delta", "fern copper"]
+    encoder = TransformerEncoder.random(texts, projection=7)
+    tokens = encoder.tokenize(texts, side="query")
+    weights = torch.randn(len(texts), 7)
+    found = []
+    for packed in (True, False):  # only packed batches choose a library
+        encoder.packed = packed
+        encoder.zero_grad()
+        vectors = encoder(torch.from_numpy(tokens.ids.astype("int64")), torch.from_numpy(tokens.offsets))
+        (vectors * weights).sum().backward()
+        gradients = [each.grad.clone() for each in encoder.parameters() if each.grad is not None]
+        found.append([vectors.detach(), *gradients])
+    assert len(found[0]) > 20
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
