@@ -131,8 +131,8 @@ def test_score_tiles_stay_within_their_budget(megabytes):
 
 
 def test_a_search_never_takes_more_than_its_budget():
-    assert search_bytes(3, 1_000) == 12_000
-    assert search_bytes(10**6, 10**7) == 4 * 512 * 8_192
+    assert search_bytes(3, 1_000) == 15_000
+    assert search_bytes(10**6, 10**7) == 5 * 512 * 2_048
 
 
 def test_mining_counts_only_where_it_will_happen():

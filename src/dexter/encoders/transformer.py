@@ -213,7 +213,10 @@ class TransformerEncoder(nn.Module):
                 f"train.activation_checkpointing: {type(self.model).__name__} cannot compute its layers again: "
                 "set train.activation_checkpointing=false"
             )
-        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # What is computed again must choose the library that was chosen the first time.
+        both: dict[str, Any] = {"context_fn": lambda: (faster_linear_layers(), faster_linear_layers())}
+        settings = {"use_reentrant": False, **(both if self.model.device.type == "cpu" else {})}
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
     def compile_model(self) -> None:
         """Compile the model with torch.compile and try it once; batches are padded from now on.

@@ -322,8 +322,8 @@ def tile_bytes(config: Config, queries: int, labels: int, *, separate: bool = Fa
 
 
 def search_bytes(queries: int, labels: int) -> int:
-    """Bytes of the scores of an exact search that exist at a time."""
-    return FLOAT * min(queries, search.ROWS) * min(labels, search.COLUMNS)
+    """Bytes of the scores of an exact search that exist at a time, and of whether each is above its floor."""
+    return (FLOAT + 1) * min(queries, search.ROWS) * min(labels, search.COLUMNS)
 
 
 def _tokens_with_graph(sizes: Sizes, config: Config, world_size: int) -> int:
