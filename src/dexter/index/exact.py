@@ -43,6 +43,8 @@ COLUMNS = 2_048
 threads seldom wait for each other."""
 _WORD = 8
 """Bytes that are compared with zero at once."""
+_MOST_PER_PLACE = 3
+"""A row with more keys than this for each label wanted is cut before rows become a matrix."""
 _GROUPS_PER_PLACE, _FEWEST_GROUPS = 4, 64
 """Groups of columns for each label wanted: the more, the fewer scores are above the first floor."""
 FEW = 4
@@ -342,7 +344,7 @@ def _select(scores_CB: Scores, best_BK: Keys, k: int, above: NDArray[np.bool_], 
     columns_P, rows_P = np.divmod(places_P, num_rows)
     by_row = np.argsort(rows_P.astype(np.int16), kind="stable")
     keys_P = make_keys(scores_P, columns_P + first_column)[by_row]
-    return as_rows(keys_P, np.bincount(rows_P, minlength=num_rows))
+    return as_rows(keys_P, np.bincount(rows_P, minlength=num_rows), k)
 
 
 def _first_floor(scores_CB: Scores, k: int) -> Scores:
@@ -361,11 +363,19 @@ def _true_places(values: NDArray[np.bool_]) -> NDArray[np.int64]:
     return words[found] * _WORD + places
 
 
-def as_rows(keys: Keys, counts_B: NDArray[np.int64]) -> Keys:
-    """Return keys that lie one row after the other as a matrix; shorter rows end in `NO_KEY`."""
-    width = int(counts_B.max(initial=0))
-    matrix = np.full((len(counts_B), width), NO_KEY, dtype=np.int64)
-    matrix[np.arange(width) < counts_B[:, None]] = keys
+def as_rows(keys_P: Keys, counts_B: NDArray[np.int64], k: int) -> Keys:
+    """Return keys that lie one row after the other as a matrix; shorter rows end in `NO_KEY`.
+
+    Of a row with many only the k largest are kept, because the longest decides the width; sorts `keys_P` partly.
+    """
+    kept_P, stops_B = np.ones(len(keys_P), dtype=np.bool_), np.cumsum(counts_B)
+    for row in np.flatnonzero(counts_B > _MOST_PER_PLACE * k).tolist():
+        start, stop = stops_B[row] - counts_B[row], stops_B[row]
+        keys_P[start:stop].partition(counts_B[row] - k)
+        kept_P[start : stop - k] = False
+    counts_B = np.where(counts_B > _MOST_PER_PLACE * k, k, counts_B)
+    matrix = np.full((len(counts_B), int(counts_B.max(initial=0))), NO_KEY, dtype=np.int64)
+    matrix[np.arange(matrix.shape[1]) < counts_B[:, None]] = keys_P if kept_P.all() else keys_P[kept_P]
     return matrix
 
 

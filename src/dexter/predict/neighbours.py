@@ -288,7 +288,7 @@ def add_votes(
         rows, labels = np.divmod(pairs[is_new], num_labels)
         keys = make_keys(_score_pairs(rows, labels, queries_ND, labels_LD) + votes.data[entries], labels)
         is_better = keys > lowest_N[rows]
-        new_NK = as_rows(keys[is_better], np.bincount(rows[is_better], minlength=num_texts))
+        new_NK = as_rows(keys[is_better], np.bincount(rows[is_better], minlength=num_texts), num_places)
         best_NK = np.concatenate([best_NK, new_NK], axis=1)
     return _best(best_NK, shape)
 
