@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -67,6 +68,14 @@ def test_the_most_frequent_words_of_a_text_are_left_out_beyond_the_budget(monkey
 def test_texts_without_words(texts):
     index = LexicalIndex.of(texts)
     assert index.nearest(["word", ""], 1).scores.tolist() == [[0.0], [0.0]]
+
+
+def test_two_words_with_one_code_in_a_text():
+    assert crc32(b"plumless") == crc32(b"buckeroo")
+    index = LexicalIndex.of(["plumless amber", "buckeroo birch", "plumless copper copper copper"])
+    found = index.nearest(["plumless buckeroo"], 2)
+    assert found.ids[0].tolist() == [0, 1]
+    assert found.scores[0, 0] == found.scores[0, 1] > 0
 
 
 def test_stored_arrays_make_the_same_index():

@@ -107,14 +107,14 @@ class LexicalIndex:
         return found
 
     def look_up(self, words: Sequence[str]) -> KnownWords:
-        """Return number and start of the postings and weight of each word that training queries have, rarest first."""
+        """Return each word that training queries have with its weight in a text of these words, rarest first."""
         # A text has few words: plain numbers are faster than arrays.
         look_up, counts = self._postings.__getitem__, Counter(words)
         return sorted(
             [
-                (word.length, word.start, (1.0 + math.log(count)) * word.rarity if count > 1 else word.rarity, word)
+                word if count == 1 else (*word[:3], (1.0 + math.log(count)) * word[3], *word[4:])
                 for word, count in zip(map(look_up, counts), counts.values(), strict=True)
-                if word.length
+                if word[0]
             ]
         )
 
@@ -123,9 +123,8 @@ class LexicalIndex:
         """Return the words of a text that training queries have with their TF-IDF weights, of length one."""
         if not known:
             return TextWords(np.empty(0, np.int64), np.empty(0, np.float32))
-        _, _, weights, found = zip(*known, strict=True)
-        codes = np.array([word.code for word in found], np.int64)
-        return TextWords(codes, np.array(weights, np.float32) / np.float32(math.hypot(*weights)))
+        _, _, _, weights, codes, _ = zip(*known, strict=True)
+        return TextWords(np.array(codes, np.int64), np.array(weights, np.float32) / np.float32(math.hypot(*weights)))
 
     def weights_by_query(self) -> csr_matrix:
         """Return the TF-IDF weights of the training queries, queries x words."""
@@ -139,10 +138,10 @@ class LexicalIndex:
         cosines_M = np.zeros(self.num_queries, np.float32)
         if not known:
             return cosines_M
-        lengths, _, weights, found = zip(*known, strict=True)
+        lengths, _, _, weights, _, postings = zip(*known, strict=True)
         num_read = bisect_right(list(accumulate(lengths)), _MAX_POSTINGS)
         if num_read:
-            pairs = np.concatenate([word.postings for word in found[:num_read]])
+            pairs = np.concatenate(postings[:num_read])
             scaled = np.array(weights[:num_read], np.float32) / np.float32(math.hypot(*weights))
             products = pairs[:, 1] * scaled.repeat(lengths[:num_read])
             np.add.at(cosines_M, pairs.view(np.int32)[:, 0].astype(np.intp), products)
@@ -173,8 +172,12 @@ class LexicalIndex:
         return cls(words, starts_V, queries, weights, num_queries)
 
 
-KnownWords = list[tuple[int, int, float, "_Word"]]
-"""The words of a text as `LexicalIndex.look_up` gives them."""
+KnownWord = tuple[int, int, int, float, int, NDArray[np.float32]]
+"""A word that was looked up: the number of its postings, where they begin, a number of its own (by which words with one
+CRC-32 are told apart), its weight in a text where it occurs once, its CRC-32, and its postings, each the bits of a
+training query and a weight."""
+KnownWords = list[KnownWord]
+"""The words of a text as `LexicalIndex.look_up` gives them, each with its weight in that text."""
 
 
 class TextWords(NamedTuple):
@@ -230,22 +233,7 @@ class _Numbers(dict[str, int]):
         return number
 
 
-class _Word(NamedTuple):
-    """A word and its postings."""
-
-    length: int
-    """Training queries that have the word."""
-    start: int
-    """Where its postings begin."""
-    rarity: float
-    """Its weight in a text where it occurs once."""
-    code: int
-    """Its CRC-32."""
-    postings: NDArray[np.float32]
-    """The bits of the training query and the weight of each posting."""
-
-
-class _Postings(dict[str, _Word]):
+class _Postings(dict[str, KnownWord]):
     """The words that were looked up last."""
 
     def __init__(self, index: LexicalIndex) -> None:
@@ -255,13 +243,14 @@ class _Postings(dict[str, _Word]):
         self._paired: NDArray[np.float32] | None = None
         self._num_missed = 0
 
-    def __missing__(self, word: str) -> _Word:
+    def __missing__(self, word: str) -> KnownWord:
         code = crc32(word.encode("utf-8", "surrogatepass"))
         row = bisect_left(self._words, code)
         start, end = 0, 0
         if row < len(self._words) and self._words[row] == code:
             start, end = self._starts[row], self._starts[row + 1]
-        found = _Word(end - start, start, _rarity(end - start, self._num_queries), code, self._pairs(start, end))
+        pairs, rarity = self._pairs(start, end), _rarity(end - start, self._num_queries)
+        found = end - start, start, self._num_missed, rarity, code, pairs
         if len(word) <= _REMEMBERED_CHARACTERS:
             if len(self) >= _REMEMBERED_WORDS:
                 self.clear()
