@@ -32,9 +32,24 @@ def test_products_agree_with_float64(shape, dtype):
     torch.testing.assert_close(total, (before + expected).to(dtype), **exactness)
 
 
-def test_one_measurement_serves_a_process():
-    assert products.onednn_is_faster() == products.onednn_is_faster()
-    assert products.onednn_is_faster.cache_info().misses == 1
+@pytest.mark.parametrize(
+    ("capability", "maker", "expected"),
+    [
+        ("AVX512", "AuthenticAMD", True),
+        ("AVX512", "GenuineIntel", False),
+        ("AVX2", "AuthenticAMD", False),
+        ("DEFAULT", None, False),
+    ],
+)
+def test_the_processor_decides(capability, maker, expected, monkeypatch, tmp_path):
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    described = tmp_path / "cpuinfo"
+    if maker is not None:
+        described.write_text(f"processor\t: 0\nvendor_id\t: {maker}\n")
+    monkeypatch.setattr(products, "_CPU_INFO", described)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert products.onednn_is_faster.__wrapped__() is expected
 
 
 @pytest.mark.usefixtures("by_onednn")

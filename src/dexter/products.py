@@ -1,15 +1,17 @@
 """Matrix products on a CPU, by the faster of the libraries that torch has for them.
 
-`torch.mm` and linear layers call MKL, which on AVX-512 processors of other makers than Intel computes half as many
-numbers at a time as they can. oneDNN knows them, and torch has it too. Which one serves is measured once in a process.
+`torch.mm` and linear layers call MKL, which on AMD's processors with AVX-512 computes half as many numbers at a time as
+they can. oneDNN knows them, and torch has it too. Which one serves is decided by what the processor is, not measured: a
+run that is resumed, and every process of a run, must get the same bits.
 """
 
 from __future__ import annotations
 
-import time
+import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-_WORTHWHILE = 1.5
-"""How many times as fast oneDNN must be: where the two are close, every process and every run takes MKL."""
-_PROBE, _TURNS = 384, 5
+_CPU_INFO, _CPU_INFO_CHARACTERS = Path("/proc/cpuinfo"), 4_096
+"""Where Linux describes the processors, and how much of it describes the first."""
 
 
 def product(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
@@ -87,20 +88,14 @@ def _linear(given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether oneDNN is there and much faster than MKL on this processor; takes about a hundredth of a second, once."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    square, out = torch.ones(_PROBE, _PROBE), torch.empty(_PROBE, _PROBE)
-    with torch.no_grad():
-        turns = [
-            (_seconds(lambda: torch.mm(square, square, out=out)), _seconds(lambda: _linear(square, square)))
-            for _ in range(_TURNS)
-        ]
-    by_mkl, by_onednn = (min(each) for each in zip(*turns, strict=True))
-    return bool(by_mkl > _WORTHWHILE * by_onednn)
+    """Whether torch has oneDNN, and this is a processor on which it is much faster than MKL."""
+    has_avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return has_avx512 and hasattr(torch.ops.mkldnn, "_linear_pointwise") and "AuthenticAMD" in _describe_processor()
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def _describe_processor() -> str:
+    try:
+        with _CPU_INFO.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_CPU_INFO_CHARACTERS)
+    except OSError:
+        return platform.processor()
