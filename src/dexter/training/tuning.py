@@ -178,6 +178,11 @@ class Trial:
         )
         self.voters = find_voters(self.model, validation.texts, self.representations_ND, most)._replace(counted={})
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
+        self._last: tuple[RankingChoice | None, TopK] = (
+            None,
+            TopK(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)),
+        )
+        """What was ranked last: the first of many places are those of few."""
         self._indexes: dict[tuple[HeadName, float], _RepeatedSearch] = {}
         self._found: defaultdict[tuple[HeadName, float], list[TopK]] = defaultdict(list)
         if found is not None:
@@ -294,6 +299,9 @@ class Trial:
 
     def rank(self, choice: RankingChoice, k: int) -> TopK:
         """Rank the labels of the validation queries, without filter pairs."""
+        last_choice, last = self._last
+        if last_choice == choice and last.ids.shape[1] >= k:
+            return TopK(last.ids[:, :k], last.scores[:, :k])
         index = self._labels_of(choice)
         exclude = self.split.filtered
         found = rank(self.model, index, self.representations_ND, choice, k, voters=self.voters, exclude=exclude)
@@ -303,6 +311,7 @@ class Trial:
             of_long = self._rank_windows(choice, k, rows)
             found = TopK(found.ids.copy(), found.scores.copy())  # what is found is kept for other choices
             found.ids[rows], found.scores[rows] = of_long
+        self._last = choice, found
         return found
 
     def _rank_windows(
