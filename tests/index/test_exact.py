@@ -144,6 +144,17 @@ def test_labels_in_ascending_order_of_score_over_several_tiles(monkeypatch):
     np.testing.assert_array_equal(found.ids[2], np.arange(150))
 
 
+def test_rows_with_many_candidates_beside_rows_with_few(monkeypatch):
+    monkeypatch.setattr(exact, "COLUMNS", 256)
+    labels = np.arange(1000, dtype=np.float32)[:, None]
+    found = search(np.array([[1.0], [-1.0], [0.0]], dtype=np.float32), labels, 3)
+    # Every label of each later tile is above the floor of the first query, and none above that of the others.
+    assert found.ids.tolist() == [[999, 998, 997], [0, 1, 2], [0, 1, 2]]
+    keys = exact.make_keys(np.float32([5, 1, 4, 2, 3, 0, 6, 9]), np.arange(8))
+    cut = exact.as_rows(keys.copy(), np.array([7, 0, 1]), 2)
+    assert [sorted(exact.columns_of(row[row > exact.NO_KEY]).tolist()) for row in cut] == [[0, 6], [], [7]]
+
+
 def test_many_equal_scores_rank_by_id(monkeypatch):
     monkeypatch.setattr(exact, "COLUMNS", 96)
     rng = np.random.default_rng(6)

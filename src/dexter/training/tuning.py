@@ -178,10 +178,7 @@ class Trial:
         )
         self.voters = find_voters(self.model, validation.texts, self.representations_ND, most)._replace(counted={})
         self._ratios: dict[RankingChoice, dict[str, Ratio]] = {}
-        self._last: tuple[RankingChoice | None, TopK] = (
-            None,
-            TopK(np.empty((0, 0), np.int64), np.empty((0, 0), np.float32)),
-        )
+        self._last: tuple[RankingChoice, TopK] | None = None
         """What was ranked last: the first of many places are those of few."""
         self._indexes: dict[tuple[HeadName, float], _RepeatedSearch] = {}
         self._found: defaultdict[tuple[HeadName, float], list[TopK]] = defaultdict(list)
@@ -299,9 +296,10 @@ class Trial:
 
     def rank(self, choice: RankingChoice, k: int) -> TopK:
         """Rank the labels of the validation queries, without filter pairs."""
-        last_choice, last = self._last
-        if last_choice == choice and last.ids.shape[1] >= k:
-            return TopK(last.ids[:, :k], last.scores[:, :k])
+        if self._last is not None:
+            last_choice, last = self._last
+            if last_choice == choice and last.ids.shape[1] >= k:
+                return TopK(last.ids[:, :k], last.scores[:, :k])
         index = self._labels_of(choice)
         exclude = self.split.filtered
         found = rank(self.model, index, self.representations_ND, choice, k, voters=self.voters, exclude=exclude)
